@@ -220,6 +220,18 @@ def test_what_does_not_belong_to_the_run_is_refused(tmp_path, name, change, erro
         Training(tmp_path, **change).run(tmp_path)
 
 
+def test_a_run_whose_checkpoints_are_all_out_of_reach_is_refused_and_keeps_them(tmp_path):
+    training = Training(tmp_path)
+    training.run(tmp_path, after=5)
+    folders = sorted((tmp_path / "checkpoints").iterdir())
+    for folder in folders:
+        (folder / "state").rename(tmp_path / folder.name)
+        (folder / "state").symlink_to("nowhere")
+    with pytest.raises(ps.CheckpointError, match=r"(?s)no checkpoint in .* can be used:\n  step-.* remove "):
+        training.run(tmp_path)
+    assert sorted((tmp_path / "checkpoints").iterdir()) == folders
+
+
 def test_the_folder_of_another_kind_of_run_is_refused(tmp_path):
     def step(state, batch):
         return state + batch[0].sum(), {"loss": state}

@@ -205,10 +205,32 @@ def test_later_saves_still_happen_after_damage(checkpoints, damage):
     assert checkpoints.latest().step == 15
 
 
-def test_all_damaged_is_none_and_reported(checkpoints, caplog):
+def damage_away(path):
+    """Move the arrays to a storage that is not mounted."""
+    shutil.rmtree(path / "state")
+    (path / "state").symlink_to("nowhere")
+
+
+def damage_link_manifest(path):
+    damage_unfinish(path)
+    (path / "MANIFEST.json").symlink_to("nowhere")
+
+
+@pytest.mark.parametrize("damage", [damage_flip, damage_away, damage_link, damage_link_manifest, damage_replace_manifest])
+def test_no_usable_checkpoint_is_an_error_that_lists_them_and_keeps_them(checkpoints, damage):
     save(checkpoints, 5, 10)
     for step in (5, 10):
-        damage_flip(checkpoints.folder / f"step-{step}")
+        damage(checkpoints.folder / f"step-{step}")
+    with pytest.raises(ps.CheckpointError, match=r"(?s)no checkpoint in .* can be used:\n  step-10: .+\n  step-5: ") as raised:
+        checkpoints.latest()
+    assert f"To begin anew, name another run folder, or remove {checkpoints.folder}" in str(raised.value)
+    assert sorted(path.name for path in checkpoints.folder.iterdir()) == ["step-10", "step-5"]
+
+
+def test_saves_that_were_broken_off_are_reported_and_are_no_error(checkpoints, caplog):
+    save(checkpoints, 5, 10)
+    damage_unfinish(checkpoints.folder / "step-5")
+    damage_empty(checkpoints.folder / "step-10")
     with caplog.at_level(logging.WARNING):
         assert checkpoints.latest() is None
     assert caplog.text.count("is passed over") == 2

@@ -1,9 +1,14 @@
 """`fit` trains as a plain loop does, and tells its loggers what there is to tell."""
 
 import dataclasses
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint
 import pytest
 from tests.train import models
 from tests.train.training import Points, fit
@@ -61,11 +66,44 @@ def test_digits_of_integers_are_not_lost():
     assert [point.metrics["-n"] for point in points.of("train")] == [-20_000_001.5, -20_000_003.5, -20_000_005.5]
 
 
-def test_function_that_cannot_be_traced_makes_the_state_too():
-    def init():
-        return {"w": np.asarray(jax.random.normal(jax.random.key(0)))}
+def restored_by_orbax(path):
+    with orbax.checkpoint.StandardCheckpointer() as checkpointer:
+        checkpointer.save(path / "saved", {"w": jnp.arange(3.0)})
+        checkpointer.wait_until_finished()
+        return lambda: orbax.checkpoint.StandardCheckpointer().restore(path / "saved")
 
-    assert fit(1, step=lambda s, b: ({"w": -s["w"]}, {}), state=init)["w"] == -init()["w"]
+
+def read_on_another_thread(path):
+    return lambda: ThreadPoolExecutor(1).submit(lambda: {"w": np.asarray(jnp.arange(3.0))}).result()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: lambda: {"w": np.asarray(jnp.arange(3.0))},
+        lambda path: lambda: {"w": jnp.arange(3.0).block_until_ready()},
+        lambda path: lambda: {"w": jnp.asarray(np.from_dlpack(jnp.arange(3.0)))},
+        lambda path: lambda: {"w": jnp.asarray([float(x) for x in jnp.arange(3.0)])},
+        lambda path: lambda: {"w": jnp.array({len(jnp.arange(3.0).addressable_shards): [0.0, 1, 2]}[1])},
+        restored_by_orbax,
+        read_on_another_thread,
+    ],
+    ids=["NumPy", "block_until_ready", "DLPack", "float", "shards", "Orbax", "thread"],
+)
+def test_function_that_cannot_be_traced_makes_the_state_too(tmp_path, make):
+    state = fit(1, step=lambda s, b: ({"w": -s["w"]}, {}), state=make(tmp_path))
+    assert state["w"].tolist() == [0, -1, -2]
+
+
+@pytest.mark.parametrize("error", [KeyError("no weights"), FileNotFoundError("w.npz"), TypeError("two arguments")])
+def test_error_of_the_function_that_makes_the_state_is_raised_as_it_is(error):
+    def init():
+        raise error
+
+    with pytest.raises(type(error)) as raised:
+        fit(1, state=init)
+    assert raised.value is error
+    assert error.__context__ is None
 
 
 def test_metrics_come_one_interval_late():
@@ -95,6 +133,67 @@ def test_share_of_waiting_is_one_also_where_the_feed_takes_back_what_it_guessed(
     fit(20, log_every=5, log=[points])
     assert [point.step for point in points.of("train")] == [5, 10, 15, 20]
     assert all(0 <= point.input_wait <= 1 for point in points.of("train"))
+
+
+def test_time_of_evaluations_and_loggers_is_no_time_of_steps():
+    nap = 0.3
+    points = Points()
+
+    def sleep(point):
+        if point.kind in ("begin", "train"):
+            time.sleep(nap)
+
+    def batches():
+        time.sleep(nap)
+        yield models.data(8)
+
+    fit(20, log=[points, sleep], evaluate=ps.Evaluation(models.evaluate, lambda: ps.feed(batches()), 10))
+    goodput = points.of("end")[0].goodput
+    assert goodput.parts["log"] >= 3 * nap
+    assert goodput.parts["evaluation"] >= 3 * nap  # one to look at a batch
+    assert sum(goodput.parts.values()) == pytest.approx(goodput.seconds, rel=1e-6)
+    assert goodput.parts["restore"] < goodput.parts["init"]
+
+
+def test_verdict_has_the_denominator_of_the_goodput(monkeypatch):
+    spans = []
+    monkeypatch.setattr("penstock.feed.stats.verdict", lambda steps, seconds, share, *more: spans.append((seconds, share)) or "")
+    points = Points()
+    fit(20, log=[points, lambda point: time.sleep(0.1)], evaluate=models.evaluation(10))
+    parts = points.of("end")[0].goodput.parts
+    ((seconds, share),) = spans
+    assert 0 <= share * seconds <= seconds <= parts["step"] + parts["input"]
+
+
+@pytest.mark.parametrize(("records", "steps"), [(64, 1000), (8, 2), (200, 10**12)])
+def test_feed_that_ends_before_the_run_is_said_once(tmp_path, caplog, records, steps):
+    def run(steps, **more):
+        loader = ps.Loader(models.data(records), 8, epochs=1)
+        return fit(steps, tmp_path, feed=loader, step=lambda n, batch: (n + 1, {}), state=0, **more)
+
+    for _ in range(2):  # the second one has nothing left to train
+        with caplog.at_level(logging.WARNING):
+            assert int(run(steps)) == records // 8
+        assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+            f"the feed ended after {records // 8} of {steps:,} steps"
+        ]
+        caplog.clear()
+    run(None)
+    run(records // 8)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    "feed",
+    [models.loader, lambda: ps.feed(models.loader()), lambda: ps.Steps(lambda number: models.loader()[number])],
+    ids=["loader", "feed", "steps"],
+)
+def test_run_without_an_end_is_refused_unless_it_stops_early(feed):
+    with pytest.raises(ValueError, match=r"steps=None trains to the end of the feed, and this one has no end: give steps="):
+        fit(None, feed=feed())
+    evaluation = ps.Evaluation(lambda state, batch: {"n": state}, models.loader(epochs=1), 5)
+    settings = {"evaluate": evaluation, "stop": ps.EarlyStop("min val_n", patience=1)}
+    assert int(fit(None, feed=feed(), step=lambda n, batch: (n + 1, {}), state=0, **settings)) == 10
 
 
 def test_profile_is_written(tmp_path):

@@ -1,6 +1,7 @@
 """Several processes train as one does, continue in any number, stop at the same step, and find what cannot work."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -88,6 +89,28 @@ def test_error_of_process_0_is_an_error_in_all(tmp_path):
     done = run(tmp_path, "show(fit(config={'rate': 1}))", 2, "run", 10)
     assert done.code == 1
     assert "OtherRunError" in done.err
+
+
+@pytest.mark.slow
+def test_early_end_of_the_feed_is_said_by_process_0_and_unusable_checkpoints_are_refused_by_all(tmp_path):
+    done = run(tmp_path, "show(fit(models.loader(epochs=1)))", 2, "run", 30)
+    assert len(result(done)["losses"]) == 12
+    assert done.err.count("the feed ended after 12 of 30 steps") == 1
+    for path in tmp_path.glob("run/checkpoints/*/state/*"):
+        path.unlink() if path.is_file() else shutil.rmtree(path)
+    refused = """
+for restore in ("latest", "best", folder, folder + "/nowhere"):
+    try:
+        fit(restore=restore)
+    except ps.CheckpointError as error:
+        print("refused", str(error).partition(":")[0])
+"""
+    done = run(tmp_path, refused, 2, "run", 30)
+    assert done.code == 0, done.err
+    for rank in range(2):
+        assert [line for line in done.lines(rank) if "refused" in line] == [
+            f"refused no checkpoint in {tmp_path}/run/checkpoints can be used"
+        ] * 4
 
 
 @pytest.mark.slow

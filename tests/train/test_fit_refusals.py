@@ -1,5 +1,6 @@
 """`fit` refuses what cannot work before it trains, and says why."""
 
+import shutil
 import warnings
 
 import jax
@@ -45,7 +46,7 @@ def test_step_with_another_state_is_refused(leaf, message):
     [
         ({"loss": jnp.zeros(3)}, ValueError, r"metric 'loss' of step is float32\[3\], and not a scalar"),
         ({"loss": "low"}, TypeError, "not a valid JAX type|str"),
-        (jnp.zeros(()), TypeError, "a dict from names to scalars"),
+        (jnp.zeros(()), TypeError, r"step returned float32\[\] as its metrics: return a dict from names to scalars"),
         ({"loss": jnp.complex64(1)}, TypeError, "complex64"),
         ({"loss": ps.Mean(jnp.zeros(2), 2)}, ValueError, "metric 'loss', total,"),
     ],
@@ -88,9 +89,20 @@ def test_run_folder_of_other_data_is_refused(tmp_path):
 
 
 def test_number_that_the_state_cannot_hold_is_refused(tmp_path):
-    for number, dtype in ((np.int64(2**40), "int32"), (np.array([1.0, 1e300]), "float32"), (np.uint64(2**32), "uint32")):
-        with pytest.raises(ValueError, match=rf"leaf 'n' of the state has .*, which {dtype} cannot hold"):
-            fit(1, step=lambda state, batch: (state, {}), state={"n": number})
+    for number, dtype in (
+        (np.int64(2**40), "int32"),
+        (np.array([1.0, 1e300]), "float32"),
+        (np.uint64(2**32), "uint32"),
+        (2**31, "int32"),
+        (-(2**40), "int32"),
+    ):
+        for state in ({"n": number}, lambda number=number: {"n": number}):
+            with pytest.raises(
+                ValueError, match=rf"leaf 'n' of the state has .*, which {dtype} cannot hold: .* jax_enable_x64 is"
+            ):
+                fit(1, step=lambda state, batch: (state, {}), state=state)
+    with pytest.raises(ValueError, match=r"leaf 'n' of the state has 1180591620717411303424, which int32 .* at most 64 bits"):
+        fit(1, step=lambda state, batch: (state, {}), state={"n": 2**70})
     kept = {"a": np.float64(np.inf), "b": np.int64(-(2**31)), "c": np.float64(1e-300)}
     state = fit(1, step=lambda state, batch: (state, {}), state=kept)
     assert (float(state["a"]), int(state["b"]), float(state["c"])) == (np.inf, -(2**31), 0.0)
@@ -121,10 +133,32 @@ def test_run_folder_in_use_is_refused(tmp_path):
     assert errors
 
 
+def test_number_that_a_plan_would_wrap_is_refused():
+    def init():
+        return {"w": jnp.zeros((4, 8)), "n": np.int64(2**40)}
+
+    def step(state, batch):
+        return {**state, "w": state["w"] + batch["x"].mean()}, {}
+
+    plan = ps.plan(step, jax.eval_shape(init), jax.eval_shape(lambda: models.loader()[0]), mesh={"data": 8}, hardware="tpu-v5e")
+    with pytest.raises(ValueError, match="leaf 'n' of the state has 1099511627776, which int32 cannot hold"):
+        fit(1, step=step, state=init, plan=plan)
+
+
 def test_restore_none_refuses_a_run_folder_with_checkpoints(tmp_path):
     fit(5, tmp_path)
     with pytest.raises(ValueError, match="up to step 5"):
         fit(10, tmp_path, restore=None)
+
+
+def test_run_whose_checkpoints_are_all_damaged_is_refused_and_keeps_them(tmp_path):
+    fit(20, tmp_path, save_every=10)
+    for path in tmp_path.glob("checkpoints/*/record.json"):
+        path.write_text("{}")
+    for restore in ("latest", tmp_path):
+        with pytest.raises(ps.CheckpointError, match=r"(?s)no checkpoint in .*step-20: record.json has 2 bytes.*step-10: "):
+            fit(40, tmp_path if restore == "latest" else tmp_path / "new", restore=restore)
+    assert len(list(tmp_path.glob("checkpoints/*/MANIFEST.json"))) == 2
 
 
 def test_older_checkpoint_of_the_same_folder_is_refused(tmp_path):
@@ -133,9 +167,55 @@ def test_older_checkpoint_of_the_same_folder_is_refused(tmp_path):
         fit(40, tmp_path, restore=tmp_path / "checkpoints/step-10")
 
 
-def test_checkpoint_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(ps.CheckpointError, match="no such folder"):
-        fit(4, tmp_path, restore=tmp_path / "nowhere")
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("restore", ["nowhere", "newest", "run/checkpoints/step-9"])
+def test_checkpoint_that_is_not_there_is_refused(tmp_path, monkeypatch, trained, restore):
+    monkeypatch.chdir(tmp_path)
+    if trained:
+        fit(4, tmp_path / "run")
+    with pytest.raises(
+        ps.CheckpointError, match=rf"restore='{restore}': checkpoint .*/{restore} cannot be used: there is no such folder"
+    ):
+        fit(4, tmp_path / "run", restore=restore)
+
+
+def test_run_folder_without_a_checkpoint_is_refused_as_the_begin_of_another_run(tmp_path):
+    fit(5, tmp_path / "a")
+    for path in tmp_path.glob("a/checkpoints/*/MANIFEST.json"):
+        path.unlink()
+    for name in ("a", "a/checkpoints"):
+        with pytest.raises(ps.CheckpointError, match=rf"restore='.*{name}': no save to .*/a/checkpoints has ended"):
+            fit(9, tmp_path / "b", restore=tmp_path / name)
+
+
+def test_checkpoint_of_another_run_is_refused_where_the_run_did_not_begin_from_it(tmp_path):
+    fit(5, tmp_path / "a")
+    fit(10, tmp_path / "b", restore=tmp_path / "a")
+    fit(10, tmp_path / "c")
+    for run, restore in (("c", "a"), ("c", "b/checkpoints/step-10"), ("a", "b"), ("b", "c")):
+        with pytest.raises(ValueError, match=f"/{run} did not begin from there, and is at step .* restore='latest'"):
+            fit(15, tmp_path / run, restore=tmp_path / restore)
+    fit(15, tmp_path / "b")
+    shutil.rmtree(tmp_path / "a")
+    fit(20, tmp_path / "b", restore=tmp_path / "a")  # it had begun from there
+
+
+def test_restore_best_is_the_best_checkpoint_of_the_run(tmp_path):
+    def run(steps, **more):
+        evaluation = ps.Evaluation(lambda state, batch: {"off": jnp.abs(state["n"] - 15)}, models.loader(epochs=1), every=5)
+        settings = {"state": {"n": 0}, "evaluate": evaluation, "best": "min val_off", "keep": 1, "save_every": 5, **more}
+        return int(fit(steps, tmp_path, step=lambda state, batch: ({"n": state["n"] + 1}, {}), **settings)["n"])
+
+    for more in ({}, {"best": None}):
+        with pytest.raises(ValueError, match=r"restore='best' needs best=, and checkpoint="):
+            run(5, restore="best", **more)
+    run(10)
+    assert run(15, restore="best") == 15
+    for name in ("checkpoints/step-15", "checkpoints", "."):
+        assert run(15, restore=tmp_path / name) == 15
+    run(25)
+    with pytest.raises(ValueError, match=r"restore='best': step-15 is older than step-25 .*: name .*/step-15 with restore="):
+        run(30, restore="best")
 
 
 def test_feed_without_a_state_cannot_be_saved(tmp_path):
@@ -221,6 +301,10 @@ def test_run_folder_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run/checkpoints").touch()
     with pytest.raises(ps.OtherRunError, match=r"checkpoints is a file, .* name another folder"):
+        fit(5, tmp_path / "run")
+    (tmp_path / "run/checkpoints").unlink()
+    (tmp_path / "run/checkpoints").symlink_to("nowhere")
+    with pytest.raises(ps.OtherRunError, match=r"checkpoints is a link to nowhere, .* name another folder"):
         fit(5, tmp_path / "run")
     with pytest.raises(ValueError, match="has a NUL character"):
         fit(5, f"{tmp_path}/a\0b")

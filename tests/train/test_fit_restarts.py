@@ -214,11 +214,14 @@ class Numbers:
         self._next = state
 
 
-def test_run_whose_iterator_has_ended_returns_its_state_again(tmp_path):
-    def run():
-        return fit(None, tmp_path, feed=Numbers(), step=lambda sum, batch: (sum + batch["x"][0], {}), state=0.0)
+def test_run_whose_iterator_has_ended_returns_its_state_again_and_says_that_steps_are_missing(tmp_path, caplog):
+    def run(steps):
+        return fit(steps, tmp_path, feed=Numbers(), step=lambda sum, batch: (sum + batch["x"][0], {}), state=0.0)
 
-    assert float(run()) == float(run()) == 78
+    assert float(run(None)) == float(run(None)) == 78
+    assert not caplog.records
+    assert float(run(20)) == 78
+    assert "the feed ended after 12 of 20 steps" in caplog.text
 
 
 def test_goodput_is_kept_over_attempts(tmp_path):

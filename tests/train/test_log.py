@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -77,8 +78,59 @@ def test_progress_prints_lines_where_there_is_no_terminal(capsys):
     run(ps.log.progress(), 10, 40, 30)
     shown = capsys.readouterr().err.splitlines()
     assert shown[:2] == ["compile (continued from step 10)", "train 40/40 loss 0.025, 100 steps/s, input wait 25.0%"]
-    assert shown[2].startswith("goodput: 90.0 % of 10.0 s went into steps")
-    assert shown[3:] == ["input: keeps up"]
+    assert shown[2] == "train 40/40 loss 0.025, val_loss 2, 100 steps/s, input wait 25.0%"
+    assert shown[3].startswith("goodput: 90.0 % of 10.0 s went into steps")
+    assert shown[4:] == ["input: keeps up"]
+
+
+@pytest.mark.parametrize(
+    ("points", "last"),
+    [
+        (
+            [("train", 10), ("evaluation", 10), ("train", 20)],
+            "train 20/40 a 20, val_a 10 (step 10), 100 steps/s, input wait 25.0%",
+        ),
+        ([("train", 10), ("evaluation", 20)], "train 20/40 a 10 (step 10), val_a 20, 100 steps/s, input wait 25.0%"),
+        ([("evaluation", 40)], "train 40/40 val_a 40"),
+        (
+            [("train", 39), ("evaluation", 39), ("train", 40), ("evaluation", 40)],
+            "train 40/40 a 40, val_a 40, 100 steps/s, input wait 25.0%",
+        ),
+    ],
+)
+def test_last_line_has_the_newest_of_everything_and_the_step_of_what_is_older(capsys, points, last):
+    log = ps.log.progress()
+    log(ps.Point("begin", 0, 40))
+    for kind, step in points:
+        train = kind == "train"
+        speeds = {"speed": 100.0, "input_wait": 0.25} if train else {}
+        log(ps.Point(kind, step, 40, {"a" if train else "val_a": float(step)}, **speeds))
+    log(ps.Point("end", points[-1][1], 40))  # after an error, there is no text
+    assert capsys.readouterr().err.splitlines()[-1] == last
+
+
+@pytest.mark.parametrize("steps", [200, 1_000_000, None])
+@pytest.mark.parametrize("columns", [120, 80, 60, 40])
+def test_bar_keeps_its_step_and_drops_the_least_important_numbers(monkeypatch, capsys, columns, steps):
+    for name, value in {"FORCE_COLOR": "1", "TTY_COMPATIBLE": "1", "COLUMNS": str(columns), "LINES": "24"}.items():
+        monkeypatch.setenv(name, value)
+    metrics = {"accuracy": 0.9753, "gradient norm": 123.4, "loss": 0.001234, "rate": 3e-4}
+    log = ps.log.progress()
+    log(ps.Point("begin", 0, steps))
+    log(ps.Point("train", 120, steps, metrics, speed=0.025, input_wait=0.25))
+    log(ps.Point("evaluation", 120, steps, {f"val_{name}": value for name, value in metrics.items()}))
+    log(ps.Point("end", 120, steps))
+    *_, bar, last = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err).splitlines()
+    bar = bar.rpartition("\r")[2].rstrip()
+    assert len(bar) <= columns
+    assert re.match(r"train [━╸╺]{10} +120/" + re.escape(str(steps or "?")), bar)
+    wanted = ["loss 0.00123", "0.025 steps/s", {200: "53:20 left", 1_000_000: "11109:46:40 left", None: ""}[steps]]
+    shown = [text in bar for text in filter(None, wanted)]
+    assert shown == sorted(shown, reverse=True)
+    assert all(shown) or columns < 80
+    assert ("accuracy 0.975" in bar) <= all(shown)
+    assert last.startswith(f"train 120/{steps or '?'} accuracy 0.975, ")  # the end shows what the bar has no room for
+    assert "val_rate 0.0003" in last
 
 
 def test_progress_without_summary(capsys):

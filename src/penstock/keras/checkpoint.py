@@ -76,7 +76,7 @@ class Checkpoint(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has n
       TypeError, ValueError: an argument does not fit; from `fit`, if the run had other data.
       OtherStateError: from `fit`: the checkpoint is of another model. Its message lists what differs.
       OtherRunError: from `fit`: the folder belongs to another run.
-      CheckpointError: from `fit`: a checkpoint could not be written.
+      CheckpointError: from `fit`: a checkpoint could not be written, or none of the run can be used.
       Stopped: from `fit`: a signal came (a SystemExit with status 0).
 
     Examples:
@@ -130,7 +130,7 @@ class Checkpoint(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has n
 
         Raises:
           ValueError: `which` is neither.
-          CheckpointError: there is no such checkpoint.
+          CheckpointError: there is no such checkpoint, or none can be used.
           OtherStateError: the model is another one.
         """
         if which not in ("latest", "best"):

@@ -151,36 +151,52 @@ class Checkpoints:
             ) from error
 
     def latest(self) -> Checkpoint | None:
-        """Return the newest checkpoint that passes its manifest; None if there is none. Newer ones are reported as damaged."""
-        found = self._first_intact(lambda: sorted(self._folders(), reverse=True))
+        """Return the newest checkpoint that passes its manifest; None if no save has ended. Newer ones are reported as damaged.
+
+        Raises:
+          CheckpointError: there are finished checkpoints, and none can be used. A run that began anew would remove them.
+        """
+        found = self._first_intact(lambda: sorted(self._folders(), reverse=True), or_raise=True)
         if found is not None:
             self.complete = found.step
         return found
 
     def best(self) -> Checkpoint | None:
         """Return the checkpoint with the best metric that passes its manifest; None if there is none."""
-        return self._first_intact(self._by_metric)
+        return self._first_intact(self._by_metric, or_raise=False)
 
-    def _first_intact(self, steps: Callable[[], Iterable[int]]) -> Checkpoint | None:
-        """Return the first checkpoint that passes its manifest, and report the ones before it. Process 0 looks for it."""
+    def _first_intact(self, steps: Callable[[], Iterable[int]], or_raise: bool) -> Checkpoint | None:
+        """Return the first checkpoint that passes its manifest, and report the ones before it. Process 0 looks for it.
 
-        def find() -> int | None:
-            passed_over, found = [], None
+        If none passes, and the save of one had ended, raise CheckpointError with `or_raise`.
+        """
+
+        def find() -> tuple[int | None, list[str]]:
+            problems: dict[int, str] = {}
+            found = None
             for step in steps():
                 if (problem := _problem(self._path(step))) is None:
                     found = step
                     break
-                passed_over.append(f"checkpoint {self._path(step)} is passed over: {problem}")
+                problems[step] = problem
+            finished = set(self.steps()) if or_raise and found is None else set()
+            if unusable := [f"  step-{step}: {problem}" for step, problem in problems.items() if step in finished]:
+                return None, unusable
             instead = "there is no other one" if found is None else f"continuing from step {found:,}"
-            for line in passed_over:
-                _LOGGER.warning("%s; %s", line, instead)
-            return found
+            for step, problem in problems.items():
+                _LOGGER.warning("checkpoint %s is passed over: %s; %s", self._path(step), problem, instead)
+            return found, []
 
-        step = decide(find)
+        step, unusable = decide(find)
+        if unusable:
+            raise CheckpointError(
+                f"no checkpoint in {self.folder} can be used:\n" + "\n".join(unusable) + "\nMake one readable again, for example "
+                f"by mounting its storage. To begin anew, name another run folder, or remove {self.folder}"
+            )
         return None if step is None else _load_together(self._path(step))
 
     def steps(self) -> list[int]:
-        """Return the steps of all checkpoints that have a manifest, in order."""
+        """Return the steps of all checkpoints whose save has ended, in order. They may be damaged."""
         return sorted(step for step in self._folders() if manifest.is_finished(self._path(step)))
 
     def close(self) -> None:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,6 +20,7 @@ import jax
 from penstock._arguments import at_least, check_path, check_seconds
 from penstock._stopping import Stopped, Stopping
 from penstock.data.tree import Batch, leaves_with_names
+from penstock.errors import CheckpointError
 from penstock.feed import Feed
 from penstock.feed import feed as make_feed
 from penstock.feed.device_feed import has_begun, has_no_end, reopened, repeatable
@@ -46,6 +48,7 @@ from penstock.train.schedule import EarlyStop, Evaluation, Goal, Progress, Sched
 from penstock.train.state import (
     abstract,
     check_devices_of_state,
+    check_range,
     check_same_leaves,
     check_state,
     describe_leaves,
@@ -58,6 +61,7 @@ from penstock.train.state import (
 
 State = Any  # a pytree of arrays
 _SAVE_EVERY = 1000  # steps
+_LOGGER = logging.getLogger("penstock.train")
 
 
 def fit(
@@ -94,7 +98,8 @@ def fit(
         there is then no second copy in memory, and it is only traced if a checkpoint is restored.
       feed: a `Feed`, or anything that `ps.feed` takes. To continue exactly, it has to have a state, as a Loader has, and to be
         new.
-      steps: number of steps of the run, with those before a restart; None trains to the end of the feed.
+      steps: number of steps of the run, with those before a restart; None trains to the end of the feed, which needs to have
+        one, or `stop`.
       plan: the plan of the step. It gives the shardings of the state, and of batches that are not a `Feed` yet.
       checkpoint: the run folder, new or of this run; None saves nothing, and then signals do what they always do.
       save_every: number of steps between two checkpoints; None saves about ten times, and at least every 1,000 steps.
@@ -102,7 +107,8 @@ def fit(
       best: "min NAME" or "max NAME" of a metric of the evaluation, such as "min val_loss". Each improvement is saved, and the
         best checkpoint is kept too.
       restore: "latest" continues from the newest good checkpoint of the run folder, if there is one. The folder of a checkpoint
-        continues from that one, if the run folder has none yet. None starts anew, and refuses a run folder with checkpoints.
+        or of another run starts a new run from there, and continues it when it is called again. "best" is the folder of the best
+        checkpoint of this run. None starts anew. A run folder with newer checkpoints, or those of another run, is refused.
       evaluate: what to evaluate on a second feed, and how often.
       stop: ends the training early.
       log: loggers, see `ps.log`; None for a progress bar, and metrics.jsonl in the run folder.
@@ -122,7 +128,7 @@ def fit(
       TypeError, ValueError: before training, if the arguments do not fit each other. `OtherStateError`: the checkpoint is of
         another model. `OtherRunError`: the folder belongs to another run. `StepError`: the step returns something else.
       NonfiniteError: a metric was not finite.
-      CheckpointError: a checkpoint could not be written, or the one that was named cannot be used.
+      CheckpointError: a checkpoint could not be written, the one that was named cannot be used, or none of the run can.
 
     Examples:
       >>> def step(state, batch):
@@ -139,8 +145,13 @@ def fit(
     if nonfinite not in get_args(Nonfinite):
         raise ValueError(f"nonfinite={nonfinite!r}: choose from {', '.join(get_args(Nonfinite))}")
     if evaluate is not None and not isinstance(evaluate, Evaluation):
-        raise TypeError(f"evaluate={evaluate!r} is not a ps.Evaluation(step, batches, every=...)")
+        raise TypeError(f"evaluate= is a {type(evaluate).__name__}, and not a ps.Evaluation(step, batches, every=...)")
     check_seconds("grace", grace)
+    if steps is None and stop is None and has_no_end(feed):
+        raise ValueError(
+            "steps=None trains to the end of the feed, and this one has no end: give steps=, or a Loader with epochs=1. To train "
+            "until a signal comes, give a number that is not reached, such as steps=10**12"
+        )
     schedule = _schedule(steps, checkpoint is not None, save_every, log_every, evaluate, profile)
     goal = Goal.parse(best, "best") if best is not None else None
     if stop is not None and not isinstance(stop, EarlyStop):
@@ -171,9 +182,11 @@ def fit(
         trace = (folder.path if folder else Path.cwd()) / "profile"
         if log is None:
             log = [loggers.progress(), *([loggers.jsonl(folder.path / "metrics.jsonl")] if folder else [])]
-        run = Run(
-            schedule, feed, checkpoints, meter, list(log), stopping, nonfinite, goal, stop, to_json(plan) if plan else None, trace
-        )
+        origin = str(found.path) if found else None
+        if found and folder and found.path.parent == folder.checkpoints:
+            origin = found.record.get("origin")
+        as_json = to_json(plan) if plan else None
+        run = Run(schedule, feed, checkpoints, meter, list(log), stopping, nonfinite, goal, stop, as_json, origin, trace)
         return _train(step, state, plan, evaluate, found, run)
 
 
@@ -221,27 +234,50 @@ def _find_checkpoint(checkpoints: Checkpoints | None, restore: str | os.PathLike
             )
         return None
     if not isinstance(restore, (str, os.PathLike)):
-        raise TypeError(f"restore={restore!r}: needs 'latest', the folder of a checkpoint, or None")
-    path = check_path("restore", restore).absolute()
+        raise TypeError(f"restore={restore!r}: needs 'latest', 'best', the folder of a checkpoint, or None")
     own = checkpoints.latest() if checkpoints else None
     if restore == "latest":
         return own
-    if own is None:
-        return _read_named(path)
-    if path.parent == own.path.parent and path != own.path:
+    named = _named_checkpoint(checkpoints, restore, own)
+    if own is None or named is own:
+        return named
+    step, newest = named.path.resolve(), own.path.resolve()
+    if step.parent != newest.parent:
         raise ValueError(
-            f"restore={str(restore)!r} is older than {own.path.name} in the same run folder, from which a restart would "
-            "continue: name a new folder with checkpoint=, or remove the newer ones"
+            f"restore={str(restore)!r}: the run in {newest.parents[1]} did not begin from there, and is at step {own.step:,}: "
+            "continue it with restore='latest', or name a new folder with checkpoint="
         )
-    return own  # the run was started from the named one, and has come further
+    if step != newest:
+        raise ValueError(
+            f"restore={str(restore)!r}: {step.name} is older than {newest.name} in the same run folder, from which a restart "
+            f"would continue: name {step} with restore= and a new folder with checkpoint=, or remove the newer ones"
+        )
+    return own
 
 
-def _read_named(path: Path) -> Checkpoint:
-    """Return the checkpoint at a path: its folder, or the latest one of a run folder."""
-    if not (path / "checkpoints").is_dir():
+def _named_checkpoint(checkpoints: Checkpoints | None, restore: str | os.PathLike[str], own: Checkpoint | None) -> Checkpoint:
+    """Return the best checkpoint of the run; or that in a folder, or the latest one of a run folder. `own` if it began there."""
+    if restore == "best":
+        if checkpoints and (best := checkpoints.best()):
+            return best
+        raise ValueError("restore='best' needs best=, and checkpoint= with a run folder that has a checkpoint with its metric")
+    path = Path(decide(lambda: str(check_path("restore", restore).resolve())))
+    origin = own and own.record.get("origin")
+    if own and origin and path in (Path(origin), *Path(origin).parents[:2]):
+        return own  # the run was started from the named one, and has come further
+    folder = path if path.name == "checkpoints" else path / "checkpoints"
+    exists, is_run = decide(lambda: (path.exists(), folder.is_dir()))
+    if not exists:
+        raise CheckpointError(
+            f"restore={str(restore)!r}: checkpoint {path} cannot be used: there is no such folder. Give 'latest', 'best', None, "
+            "or the folder of a checkpoint"
+        )
+    if not is_run:
         return read(path)
-    with contextlib.closing(Checkpoints(path / "checkpoints")) as checkpoints:
-        return checkpoints.latest() or read(path / "checkpoints")
+    with contextlib.closing(Checkpoints(folder)) as found:
+        if latest := found.latest():
+            return latest
+    raise CheckpointError(f"restore={str(restore)!r}: no save to {folder} has ended")
 
 
 def _train(
@@ -254,15 +290,20 @@ def _train(
     loggers_here = run.loggers if first_process else []
     loop, text = None, ""
     try:
-        for logger in loggers_here:
-            logger(Point("begin", begun.step, run.schedule.steps))
+        with run.meter.clock.time("log"):
+            for logger in loggers_here:
+                logger(Point("begin", begun.step, run.schedule.steps))
         if begun.functions is None:
+            if not begun.progress.stopped:
+                _warn_of_early_end(begun.step, run.schedule.steps)
             text = f"nothing left to train: the feed has ended at step {begun.step:,}"
             return begun.state
         loop = Loop(run, begun.functions, begun.state, begun.step, begun.progress, begun.unlogged)
         trained = loop.train(begun.first)
+        if loop.feed_ended:
+            _warn_of_early_end(loop.step, run.schedule.steps)
         if loop.step > begun.step:
-            text = f"input: {run.feed.stats().verdict}"
+            text = f"input: {_verdict(run)}"
         elif begun.first is None:
             text = f"nothing left to train: the feed has ended at step {loop.step:,}"
         else:
@@ -282,6 +323,21 @@ def _train(
                 ending.callback(logger, Point("end", step_reached, run.schedule.steps, text=text, goodput=goodput))
 
 
+def _warn_of_early_end(step: int, steps: int | None) -> None:
+    """Say in process 0 that the feed has ended before the run."""
+    if steps is not None and step < steps and jax.process_index() == 0:
+        _LOGGER.warning(
+            f"the feed ended after {step:,} of {steps:,} steps: let it repeat (a Loader with epochs=None), or give steps=None to "
+            "train to its end"
+        )
+
+
+def _verdict(run: Run) -> str:
+    """Return the verdict of the feed, for the time of the loop without evaluations, saves and loggers."""
+    stats, seconds = run.feed.stats(), run.meter.loop
+    return replace(stats, seconds=seconds, starved=min(stats.starved, seconds)).verdict
+
+
 @dataclass(frozen=True)
 class _Start:
     """The point from which a training starts or continues."""
@@ -299,11 +355,12 @@ def _start(
 ) -> _Start:
     """Check the step against the state and the first batch, and restore the state or place it."""
     makes = callable(state) and jax.tree_util.all_leaves([state])  # a module that can be called is a tree
-    traced = _traced(state) if makes else None
-    if traced is None:  # a tree, or a function that cannot be traced, because it reads a file or converts arrays to NumPy
-        state, makes = state() if makes else state, False
-        check_state(state)
-        traced = jax.eval_shape(lambda tree: tree, state)
+    with run.meter.clock.time("init"):
+        traced = _traced(state) if makes else None
+        if traced is None:  # a tree, or a function that cannot be traced, because it reads a file or converts arrays to NumPy
+            state, makes = state() if makes else state, False
+            check_state(state)
+            traced = jax.eval_shape(lambda tree: tree, state)
     # `place` makes strong types of weak ones, which Python numbers have, so the step has to be checked with strong ones.
     like = abstract(traced)
     begin, progress = 0, Progress()
@@ -340,15 +397,15 @@ def _start(
             check_devices_of_state(state, batch)
         shardings = shardings_of_state(like if makes else state, batch, plan)
         functions = _functions(step, new, shardings, batch, metrics, plan, evaluate, run)
-    with run.meter.clock.time("restore"):
+    with run.meter.clock.time("restore" if found else "init"):
         if found:
             arrays = restore(found, named_leaves(like if shardings is None else abstract(like, shardings)))
             placed = jax.tree.unflatten(jax.tree.structure(like), list(arrays.values()))
         elif makes and plan:
-            placed = plan.init(lambda: jax.tree.map(strong, state()))
+            placed = plan.init(lambda: jax.tree.map(strong, _made(state)))
         else:
             # Functions in the tree, such as an optimizer's, are other objects each time `state` is called.
-            given = jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(state())) if makes else state
+            given = jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(_made(state))) if makes else state
             placed = place(given, shardings, like)
     return _Start(functions, placed, begin, progress, first, found.record["unlogged"] if found else None)
 
@@ -357,8 +414,15 @@ def _traced(make: Callable[[], Any]) -> Any:
     """Return the abstract state that a function makes; None if it cannot be traced."""
     try:
         return jax.eval_shape(make)
-    except TypeError:  # of JAX too, for a value that a tracer does not have, and for a leaf that is no array
+    except Exception:  # libraries raise all kinds for a tracer; an error of the function itself comes again when it is called
         return None
+
+
+def _made(make: Callable[[], Any]) -> Any:
+    """Return the state that a function makes. It may be called under `jax.jit`, which would wrap numbers that are too large."""
+    state = make()
+    check_range(state)
+    return state
 
 
 def _functions(
@@ -380,7 +444,7 @@ def _functions(
     evaluation = zero_evaluation = open_evaluation = None
     if evaluate:
         open_evaluation = _opening(evaluate, run.feed)
-        with open_evaluation() as batches:
+        with run.meter.clock.time("evaluation"), open_evaluation() as batches:
             one = next(batches, None)
         if one is None:
             raise ValueError("the feed of the evaluation has no batch")

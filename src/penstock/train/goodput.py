@@ -17,7 +17,7 @@ from typing import Any
 from penstock._atomic_write import replace
 from penstock._clock import Clock
 
-PARTS = ("compile", "input", "step", "evaluation", "save", "restore")
+PARTS = ("init", "compile", "input", "step", "evaluation", "log", "save", "restore")
 _BETWEEN = 1.0  # seconds between two writes of the file
 
 
@@ -29,9 +29,10 @@ class Goodput:
       step: number of steps that the state has had.
       attempts: number of attempts.
       seconds: time of all attempts, without the time between them.
-      parts: seconds by activity. "compile": tracing and compiling. "input": the devices starved for the next batch. "step":
-        training. "evaluation". "save": the loop waited for a checkpoint. "restore": reading one. "lost": steps of an attempt
-        after the checkpoint from which the next one continued, which had to be repeated. "other": the rest, such as loggers.
+      parts: seconds by activity. "init": the initial state was made. "compile": tracing and compiling. "input": the devices
+        starved for the next batch. "step": training. "evaluation". "log": the loggers. "save": the loop waited for a checkpoint.
+        "restore": reading one. "lost": steps of an attempt after the checkpoint from which the next one continued, which had to
+        be repeated. "other": the rest.
       lost_steps: number of steps that were lost and repeated.
     """
 

@@ -11,7 +11,6 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -20,6 +19,7 @@ from penstock._atomic_write import replace
 from penstock.train.metrics import Logger, Point, numbers
 
 _SECONDS_BETWEEN_LINES = 5.0
+_BAR = 10  # characters
 
 
 def jsonl(path: str | os.PathLike[str]) -> Logger:
@@ -133,26 +133,25 @@ class _Progress:
     def __init__(self, summary: bool):
         self._summary = summary
         self._bar: Any = None
-        self._lines = False
-        self._next_line = 0.0
-        self._metrics: Mapping[str, float] = {}
+        self._newest: dict[str, Point] = {}  # by kind
+        self._lines = self._has_more = False
+        self._next_line = self._start = 0.0
 
     def __call__(self, point: Point) -> None:
         if point.kind == "begin":
             self._begin(point)
-        elif point.kind == "train":
-            self._metrics = {**self._metrics, **point.metrics}
-            self._show(point)
-        elif point.kind == "evaluation":
-            self._metrics = {**self._metrics, **point.metrics}
-        else:
+        elif point.kind == "end":
             self._end(point)
+        else:
+            self._newest[point.kind] = point
+            self._show()
 
     def _begin(self, point: Point) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
         console = Console(stderr=True)
+        self._newest, self._has_more, self._start = {}, False, time.monotonic()
         self._lines = not console.is_terminal
         if self._lines:
             start = f" (continued from step {point.step:,})" if point.step else ""
@@ -160,7 +159,7 @@ class _Progress:
             return
         columns = (
             TextColumn("{task.description}"),
-            BarColumn(bar_width=10),
+            BarColumn(bar_width=_BAR),
             MofNCompleteColumn(),
             TextColumn("{task.fields[numbers]}", markup=False),
         )
@@ -169,24 +168,77 @@ class _Progress:
         self._bar.start()
         console.show_cursor()  # the bar hides it, and a killed process would leave it hidden
 
-    def _show(self, point: Point) -> None:
-        numbers = [f"{name} {value:.3g}" for name, value in self._metrics.items()]
-        if point.speed is not None and point.input_wait is not None:
-            numbers += [f"{point.speed:.3g} steps/s", f"input wait {point.input_wait:.1%}"]
+    def _show(self) -> None:
         if self._bar:
-            self._bar.update(self._task, completed=point.step, description="train", numbers=", ".join(numbers))
-        elif self._lines and (point.step == point.steps or time.monotonic() >= self._next_line):
-            print(f"train {point.step}/{point.steps or '?'} {', '.join(numbers)}", file=sys.stderr, flush=True)
-            self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
+            self._show_bar()
+        elif self._lines:
+            self._has_more = True
+            if time.monotonic() >= self._next_line:
+                self._print_line()
+
+    def _print_line(self) -> None:
+        step, steps = self._position()
+        numbers = ", ".join([*self._metrics(step).values(), *self._rates()])
+        print(f"train {step}/{steps or '?'} {numbers}", file=sys.stderr, flush=True)
+        self._has_more, self._next_line = False, time.monotonic() + _SECONDS_BETWEEN_LINES
+
+    def _show_bar(self) -> None:
+        """Show the bar, the step, and as many numbers as there is room for: first the loss, the speed and the time left."""
+        step, steps = self._position()
+        metrics = self._metrics(step)
+        loss = metrics.pop("loss", "") or (metrics.pop(next(iter(metrics))) if metrics else "")
+        speed, *wait = self._rates() or [""]
+        elapsed = f"{_duration(time.monotonic() - self._start)} elapsed"
+        texts = list(filter(None, [loss, speed, self._time_left(step, steps), *metrics.values(), *wait, elapsed]))
+        room = self._bar.console.width - len(f"train {'━' * _BAR} {step}/{steps or '?'} ")
+        fit = [number for number in range(len(texts) + 1) if len(", ".join(texts[:number])) <= room]
+        self._bar.update(self._task, completed=step, description="train", numbers=", ".join(texts[: max(fit, default=0)]))
+        self._has_more = max(fit, default=0) < len(texts) - 1  # the end shows them
+
+    def _position(self) -> tuple[int, int | None]:
+        """Return the newest step of which something is known, and the number of steps of the run."""
+        newest = max(self._newest.values(), key=lambda point: point.step)
+        return newest.step, newest.steps
+
+    def _metrics(self, step: int) -> dict[str, str]:
+        """Return the text of each metric by name, of training first. A metric of an earlier step says so."""
+        texts: dict[str, str] = {}
+        for kind in ("train", "evaluation"):
+            if point := self._newest.get(kind):
+                earlier = "" if point.step == step else f" (step {point.step})"
+                texts |= {name: f"{name} {value:.3g}{earlier}" for name, value in point.metrics.items()}
+        return texts
+
+    def _rates(self) -> list[str]:
+        point = self._newest.get("train")
+        if point is None or point.speed is None or point.input_wait is None:
+            return []
+        return [f"{point.speed:.3g} steps/s", f"input wait {point.input_wait:.1%}"]
+
+    def _time_left(self, step: int, steps: int | None) -> str:
+        point = self._newest.get("train")
+        return f"{_duration((steps - step) / point.speed)} left" if steps and point and point.speed and step < steps else ""
 
     def _end(self, point: Point) -> None:
-        """Stop the bar, and say where the time went if the run ended without an error."""
+        """Stop the bar or print the last line, and say where the time went if the run ended without an error."""
         if self._bar:
             self._bar.stop()
             self._bar = None
+        if self._has_more:
+            self._print_line()
         if self._summary and point.text:
             goodput = [f"goodput: {point.goodput}"] if point.goodput else []
             print(*goodput, point.text, sep="\n", file=sys.stderr, flush=True)
+
+
+def _duration(seconds: float) -> str:
+    """Return a duration as minutes and seconds, and hours if there are any.
+
+    >>> _duration(63.4), _duration(3723.4)
+    ('1:03', '1:02:03')
+    """
+    minutes, second = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{second:02}" if minutes >= 60 else f"{minutes}:{second:02}"
 
 
 class _TensorBoard:

@@ -59,6 +59,7 @@ class Run:
     best: Goal | None
     stop: EarlyStop | None
     plan: str | None  # as JSON, for checkpoints
+    origin: str | None  # the folder of the checkpoint from which a run of another folder began
     trace_folder: Path  # gets the profile
 
 
@@ -68,6 +69,10 @@ class Loop:
     Args:
       state: the state after `step` steps. It is donated.
       unlogged: the metrics that were not logged yet when the run was saved; None for a new run.
+
+    Attributes:
+      step: number of steps that were dispatched.
+      feed_ended: whether the training has ended because the feed had no more batches.
     """
 
     def __init__(
@@ -80,6 +85,7 @@ class Loop:
         self._in_flight: deque[Any] = deque()
         # The step of the last checkpoint of this run folder, complete or being written. The state may be from another folder.
         self._saved: int | None = run.checkpoints.complete if run.checkpoints else None
+        self.feed_ended = False
         self._called: set[Callable] = set()
         self._counts = functions.count_nonfinite(state) if run.checkpoints and run.nonfinite != "ignore" else None
 
@@ -118,11 +124,12 @@ class Loop:
             try:
                 batch = self._next(first)
             except StopIteration:
+                self.feed_ended = True
                 break
             first = None
             self._step(batch)
             if schedule.is_due(schedule.log, self.step):
-                self.intervals.end(self.step)
+                self._end_interval()
             improved = self._evaluate() if schedule.is_due(schedule.evaluate, self.step) else False
             if run.checkpoints:
                 run.checkpoints.check()
@@ -167,13 +174,17 @@ class Loop:
         if len(self._in_flight) > _IN_FLIGHT:
             self._in_flight.popleft().block_until_ready()
 
+    def _end_interval(self) -> None:
+        running = sum(not steps.is_ready() for steps in self._in_flight)
+        self.intervals.end(self.step, self.step - running)
+
     def _evaluate(self) -> bool:
         """Evaluate the state, log the result, and return whether the checkpoint of this step would be the best one."""
         run, functions = self._run, self._functions
         assert functions.evaluate is not None
         assert functions.open_evaluation is not None
         assert functions.zero_evaluation is not None
-        self.intervals.end(self.step)
+        self._end_interval()
         self.intervals.flush()
         compile_before = self._clock.get("compile", 0.0)
         with self._clock.time("evaluation"):
@@ -214,7 +225,7 @@ class Loop:
         if run.checkpoints is None or self._saved == self.step:
             return
         with self._clock.time("save"):
-            record = {"feed": run.feed.state(), **self._results()}
+            record = {"feed": run.feed.state(), "origin": run.origin, **self._results()}
             run.checkpoints.save(self.step, named_leaves(self.state), record, plan=run.plan, late=self._late_record())
             self._saved = self.step
 
@@ -264,7 +275,7 @@ class Loop:
     def _finish(self) -> None:
         """Evaluate and save the last state, and wait for the devices and the save."""
         run = self._run
-        self.intervals.end(self.step)
+        self._end_interval()
         self.intervals.flush()
         if self._functions.evaluate and self.step and self.progress.evaluated != self.step:
             self._evaluate_restored()

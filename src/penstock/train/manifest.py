@@ -62,8 +62,14 @@ def damage(folder: Path) -> str | None:
 
 
 def is_finished(folder: Path) -> bool:
-    """Return whether a folder has a manifest. It may be damaged all the same."""
-    return (folder / NAME).is_file()
+    """Return whether a folder is more than a save that was broken off. It may be damaged, or out of reach, all the same."""
+    try:
+        (folder / NAME).lstat()
+    except FileNotFoundError:
+        return not folder.is_dir()  # a link whose target is away may be the folder of a finished one
+    except OSError:
+        pass  # the folder cannot be read
+    return True
 
 
 def _hashed(folder: Path, names: list[str]) -> Iterator[tuple[str, str]]:

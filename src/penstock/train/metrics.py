@@ -51,8 +51,8 @@ class Point:
       step: number of steps done; of "begin" the step from which the run continues.
       steps: number of steps of the run; None if it ends with its feed.
       metrics: name → value. Names of an evaluation's metrics begin with "val_".
-      speed: of "train", steps per second, without the time of evaluations and saves.
-      input_wait: of "train", the share of the time, 0 to 1, for which the devices starved for the next batch.
+      speed: of "train", the steps that ended per second, without the time of evaluations, saves and loggers.
+      input_wait: of "train", the share of that time, 0 to 1, for which the devices starved for the next batch.
       text: of "end", a sentence.
       goodput: of "end", where the time of the run went.
     """
@@ -115,6 +115,7 @@ class Intervals:
         self._nonfinite, self._last_good = nonfinite, last_good
         self._pending: _Pending | None = None
         self._seconds = self._starved = 0.0
+        self._ended = step  # number of steps that had ended when the current interval began
         self._run = 0  # steps in a row that were left out
         if unlogged is not None and set(unlogged["current"]["sums"]) == set(zero.sums):
             self._restore(unlogged)
@@ -124,28 +125,34 @@ class Intervals:
         shardings = jax.tree.map(lambda total: total.sharding, self._zero)
         self.totals = jax.device_put(_from_json(saved["current"]), shardings)
         self.begin, self._run = saved["begin"], saved["run"]
-        self._seconds, self._starved = -saved["seconds"], -saved["starved"]
+        self._seconds, self._starved, self._ended = -saved["seconds"], -saved["starved"], saved["ended"]
         if (pending := saved["pending"]) is not None:
             self._pending = _Pending(**{**pending, "totals": jax.device_put(_from_json(pending["totals"]), shardings)})
 
-    def end(self, step: int) -> None:
-        """End an interval, and log the one before. Raise NonfiniteError if that one is not finite."""
+    def end(self, step: int, ended: int) -> None:
+        """End an interval, and log the one before. Raise NonfiniteError if that one is not finite.
+
+        Args:
+          step: number of steps that were dispatched.
+          ended: number of them that the devices have finished.
+        """
         if step == self.begin:
             return
         starved, seconds = self._feed.stats().starved, self._meter.loop
         jax.tree.map(lambda total: total.copy_to_host_async(), self.totals)
-        before = self._pending
-        self._pending = _Pending(self.begin, step, self.totals, seconds - self._seconds, starved - self._starved)
-        self.totals, self.begin, self._seconds, self._starved = self._zero, step, seconds, starved
+        before, since = self._pending, self._seconds
+        took = seconds - since, starved - self._starved
+        self._pending = _Pending(self.begin, step, self.totals, self._ended, ended, *took)
+        self.totals, self.begin, self._seconds, self._starved, self._ended = self._zero, step, seconds, starved, ended
         self._meter.reached(step, starved)
         if before:
-            self._log(before)
+            self._log(before, since)
 
     def flush(self) -> None:
         """Log the interval that has ended last, and wait for its metrics. Raise NonfiniteError if it is not finite."""
         before, self._pending = self._pending, None
         if before:
-            self._log(before)
+            self._log(before, self._seconds)
 
     def unlogged(self) -> Callable[[], dict[str, Any]]:
         """Return a function that returns the metrics not logged yet, as of now, as JSON. Another thread may call it.
@@ -155,7 +162,7 @@ class Intervals:
         pending, begin, totals, run = self._pending, self.begin, self.totals, self._run
         unread = [(pending.begin, pending.totals)] if pending else []
         unread.append((begin, totals))
-        seconds, starved = self._meter.loop - self._seconds, self._feed.stats().starved - self._starved
+        seconds, starved, ended = self._meter.loop - self._seconds, self._feed.stats().starved - self._starved, self._ended
 
         def fetch() -> dict[str, Any]:
             before = run
@@ -166,7 +173,7 @@ class Intervals:
             return {
                 "pending": {**pending._asdict(), "totals": _as_json(pending.totals)} if pending else None,
                 "current": _as_json(totals),
-                **{"begin": begin, "run": run, "seconds": seconds, "starved": starved},
+                **{"begin": begin, "run": run, "ended": ended, "seconds": seconds, "starved": starved},
             }
 
         return fetch
@@ -176,11 +183,12 @@ class Intervals:
         if jax.process_index() != 0:
             return
         errors = []
-        for logger in self._loggers:
-            try:
-                logger(point)
-            except Exception as error:
-                errors.append(error)
+        with self._meter.clock.time("log"):
+            for logger in self._loggers:
+                try:
+                    logger(point)
+                except Exception as error:
+                    errors.append(error)
         if errors:
             raise errors[0]
 
@@ -207,8 +215,12 @@ class Intervals:
                 checkpoint,
             )
 
-    def _log(self, pending: _Pending) -> None:
+    def _log(self, pending: _Pending, since: float) -> None:
+        """Log an interval, whose last step was dispatched `since` seconds after the begin of the loop."""
         interval = read(pending.totals)
+        ended, seconds = pending.ended, pending.seconds
+        if ended == pending.ended_before:  # its steps were all in flight when it was over, and have ended now
+            ended, seconds = pending.end, seconds + self._meter.loop - since
         self._check(interval, pending.begin, self._run)
         self._run = _in_a_row(self._run, interval)
         metrics = interval.metrics if self._nonfinite != "skip" else {**interval.metrics, "skipped": float(interval.skipped)}
@@ -218,7 +230,7 @@ class Intervals:
                 pending.end,
                 self._steps,
                 metrics,
-                speed=interval.steps / pending.seconds if pending.seconds > 0 else None,
+                speed=(ended - pending.ended_before) / seconds if seconds > 0 else None,
                 # A feed may take back what it has estimated, so that an interval could have less than none.
                 input_wait=min(1.0, max(0.0, pending.starved / pending.seconds)) if pending.seconds > 0 else None,
             )
@@ -231,7 +243,9 @@ class _Pending(NamedTuple):
     begin: int
     end: int
     totals: Totals
-    seconds: float  # of the steps from `begin` to `end`
+    ended_before: int  # number of steps that had ended when `begin` steps were dispatched
+    ended: int  # number of steps that had ended when `end` steps were dispatched
+    seconds: float  # between these two moments
     starved: float  # seconds for which the devices had no batch
 
 
@@ -332,7 +346,7 @@ def _check_metrics(metrics: Any, of: str) -> None:
     """Raise TypeError or ValueError if the abstract metrics of a function are no dict from names to scalars or `Mean`s."""
     if not isinstance(metrics, Mapping) or not all(isinstance(name, str) for name in metrics):
         raise TypeError(
-            f"{of} returned {type(metrics).__name__} as its metrics: return a dict from names to scalars, such as "
+            f"{of} returned {_kind(metrics)} as its metrics: return a dict from names to scalars, such as "
             "{'loss': loss}, and {} if there are none"
         )
     for name, value in metrics.items():
@@ -354,6 +368,8 @@ def _check_metrics(metrics: Any, of: str) -> None:
 def _kind(result: Any) -> str:
     if isinstance(result, tuple):
         return f"a tuple of {len(result)}"
+    if hasattr(result, "dtype"):
+        return describe_array(result)
     return f"{type(result).__name__} ({describe(result)[:200]})" if jax.tree.leaves(result) else type(result).__name__
 
 
@@ -384,12 +400,11 @@ _NEVER = np.iinfo(np.int32).max
 class Totals(NamedTuple):
     """Sums over the steps of an interval, as scalars on the devices.
 
-    A step is bad if one of its metrics is not finite, or if it is left out by nonfinite="skip". `sums` has (total, low, count)
-    for each name, in float32. Integers are added up in two parts, so that none of their digits is lost: `low` has their last 12
-    bits, and `total` all others. The other fields are int32.
+    A step is bad if one of its metrics is not finite, or if it is left out by nonfinite="skip". `sums` has two sums for each
+    name, float32[4]: (total, rest of the total, count, rest of the count). See `_plus`. The other fields are int32.
     """
 
-    sums: dict[str, tuple[Any, Any, Any]]
+    sums: dict[str, Any]
     steps: Any
     first: Any  # number of the first bad step, from 0; the largest int32 if there was none
     skipped: Any  # number of bad steps that were left out
@@ -398,8 +413,7 @@ class Totals(NamedTuple):
 
 def zero(metrics: Mapping[str, Any]) -> Totals:
     """Return the totals of no steps, as NumPy scalars, for metrics of the given names."""
-    nothing = {name: (np.float32(0), np.float32(0), np.float32(0)) for name in metrics}
-    return Totals(nothing, np.int32(0), np.int32(_NEVER), np.int32(0), np.int32(0))
+    return Totals({name: np.zeros(4, np.float32) for name in metrics}, np.int32(0), np.int32(_NEVER), np.int32(0), np.int32(0))
 
 
 def _add(totals: Totals, metrics: Mapping[str, Any], finite: Any, skip: bool) -> Totals:
@@ -407,10 +421,11 @@ def _add(totals: Totals, metrics: Mapping[str, Any], finite: Any, skip: bool) ->
     sums = {}
     for name, value in metrics.items():
         total, count = value if isinstance(value, Mean) else (value, 1)
-        parts = *_split(total), jnp.asarray(count, jnp.float32)
+        parts = _split(total), _split(count)
         if skip:
             parts = jax.tree.map(lambda part: jnp.where(finite, part, 0), parts)
-        sums[name] = jax.tree.map(jnp.add, totals.sums[name], parts)
+        before = totals.sums[name]
+        sums[name] = jnp.stack([*_plus(before[0], before[1], parts[0]), *_plus(before[2], before[3], parts[1])])
     bad = jnp.logical_not(finite).astype(jnp.int32)
     return Totals(
         sums,
@@ -421,11 +436,27 @@ def _add(totals: Totals, metrics: Mapping[str, Any], finite: Any, skip: bool) ->
     )
 
 
-def _split(value: Any) -> tuple[Any, Any]:
-    """Return two float32 whose sum is a number. For an integer, the sum is exact up to 36 bits."""
+def _plus(total: Any, rest: Any, parts: tuple[Any, ...]) -> tuple[Any, Any]:
+    """Add float32 numbers to a sum of two float32, of which `rest` is what `total` has no digits for.
+
+    The error of an addition is exact (TwoSum, Knuth, The Art of Computer Programming, volume 2, 4.2.2), and the pair has 48 bits
+    (Dekker 1971). So the mean of a million steps is as precise as one float32, and sums of whole numbers are exact up to 2**48.
+    XLA keeps the order of additions of floating-point numbers.
+    """
+    for part in parts:
+        added = total + part
+        taken = added - total
+        rest = jnp.where(jnp.isfinite(added), rest + ((total - (added - taken)) + (part - taken)), 0)
+        total = added + rest
+        rest = rest - (total - added)
+    return total, rest
+
+
+def _split(value: Any) -> tuple[Any, ...]:
+    """Return float32 numbers whose sum is a number. For an integer, the sum is exact up to 36 bits."""
     value = jnp.asarray(value)
     if not jnp.issubdtype(value.dtype, jnp.integer) or value.dtype.itemsize < 4:
-        return value.astype(jnp.float32), jnp.float32(0)
+        return (value.astype(jnp.float32),)
     low = value & _LOW
     return (value - low).astype(jnp.float32), low.astype(jnp.float32)
 
@@ -433,7 +464,7 @@ def _split(value: Any) -> tuple[Any, Any]:
 class Interval(NamedTuple):
     """The metrics of an interval, on the host. See `Totals`."""
 
-    metrics: dict[str, float]  # the mean of each metric; NaN if there was nothing to take a mean of
+    metrics: dict[str, float]  # see `_mean`
     steps: int
     first_bad: int | None  # number of the first bad step; None if there was none
     skipped: int
@@ -443,10 +474,19 @@ class Interval(NamedTuple):
 def read(totals: Totals) -> Interval:
     """Fetch totals from the devices, and wait for them if necessary."""
     sums, steps, first, skipped, run = jax.device_get(totals)
-    means = {
-        name: (float(total) + float(low)) / float(count) if count else math.nan for name, (total, low, count) in sums.items()
-    }
-    return Interval(means, int(steps), None if first == _NEVER else int(first), int(skipped), int(run))
+    return Interval(
+        {name: _mean(*map(float, parts)) for name, parts in sums.items()},
+        int(steps),
+        None if first == _NEVER else int(first),
+        int(skipped),
+        int(run),
+    )
+
+
+def _mean(total: float, rest: float, count: float, rest_of_count: float) -> float:
+    """Return the mean; NaN if there is nothing to take a mean of. An infinite total has no rest."""
+    count += rest_of_count
+    return (total + rest if math.isfinite(total) else total) / count if count else math.nan
 
 
 def _as_json(totals: Totals) -> dict[str, Any]:
@@ -458,5 +498,5 @@ def _as_json(totals: Totals) -> dict[str, Any]:
 
 def _from_json(saved: Mapping[str, Any]) -> Totals:
     """Return totals as NumPy scalars."""
-    sums = {name: (np.float32(total), np.float32(low), np.float32(count)) for name, (total, low, count) in saved["sums"].items()}
+    sums = {name: np.array(parts, np.float32) for name, parts in saved["sums"].items()}
     return Totals(sums, *(np.int32(saved[name]) for name in ("steps", "first", "skipped", "run")))

@@ -119,9 +119,10 @@ class RunFolder:
             raise OSError(
                 error.errno, f"checkpoint={str(self.path)!r}: no folder to write to ({error.strerror}); name another one"
             ) from error
-        if self.checkpoints.exists() and not self.checkpoints.is_dir():
+        if os.path.lexists(self.checkpoints) and not self.checkpoints.is_dir():
+            kind = "a link to nowhere" if self.checkpoints.is_symlink() else "a file"
             raise OtherRunError(
-                f"{self.checkpoints} is a file, where a run has the folder of its checkpoints: name another folder"
+                f"{self.checkpoints} is {kind}, where a run has the folder of its checkpoints: name another folder"
             )
         saved = self._read()
         if saved is None:

@@ -21,7 +21,12 @@ from penstock.shard.arguments import put_copy
 
 
 def check_state(state: Any) -> None:
-    """Raise TypeError if a leaf is neither an array nor a number; ValueError if there is no leaf, or an array was donated."""
+    """Check the state that a caller gives.
+
+    Raises:
+      TypeError: a leaf is neither an array nor a number.
+      ValueError: there is no leaf, an array was donated, or JAX cannot hold a number.
+    """
     leaves = named_leaves(state)
     if not leaves:
         raise ValueError("the state has no arrays: a step could not change it")
@@ -37,6 +42,26 @@ def check_state(state: Any) -> None:
                 f"leaf {name!r} of the state is a {kind}, and not an array of numbers: keep functions and settings out of "
                 "the state, for example with nnx.split, or with eqx.partition(module, eqx.is_array)"
             )
+    check_range(state)
+
+
+def check_range(state: Any) -> None:
+    """Raise ValueError if JAX cannot hold a number of a state. NumPy would wrap integers, and make floats infinite."""
+    for name, leaf in named_leaves(state).items():
+        if isinstance(leaf, jax.Array):
+            continue
+        given, dtype = np.asarray(leaf), jnp.result_type(leaf)
+        if given.dtype == dtype:
+            continue
+        remedy = f"JAX makes {dtype} of {given.dtype}, unless jax_enable_x64 is set"
+        if given.dtype == object:  # a Python number of more than 64 bits
+            given, lost, remedy = given[None], np.array([True]), "give a float, or a number of at most 64 bits"
+        else:
+            with np.errstate(over="ignore"):
+                held = given.astype(dtype)
+            lost = held != given if np.issubdtype(given.dtype, np.integer) else np.isinf(held) & np.isfinite(given)
+        if np.any(lost):
+            raise ValueError(f"leaf {name!r} of the state has {given[lost].ravel()[0]!s}, which {dtype} cannot hold: {remedy}")
 
 
 def _is_foreign(leaf: Any) -> bool:
@@ -105,30 +130,13 @@ def place(state: Any, shardings: Any, like: Any) -> Any:
     Args:
       state: arrays or numbers.
       shardings: the sharding of each leaf.
-      like: abstract arrays. ValueError if a dtype cannot hold a number: JAX makes 32 bits of 64.
+      like: abstract arrays.
     """
-    for (name, leaf), wanted in zip(named_leaves(state).items(), jax.tree.leaves(like), strict=True):
-        _check_range(name, leaf, wanted.dtype)
 
     def exact(leaf: Any, wanted: Any) -> Any:
         return strong(leaf) if isinstance(leaf, jax.Array) else np.asarray(leaf, wanted.dtype)
 
     return jax.tree.map(_put, jax.tree.map(exact, state, like), shardings)
-
-
-def _check_range(name: str, leaf: Any, dtype: Any) -> None:
-    """Raise ValueError if a dtype cannot hold the numbers of a leaf. NumPy would wrap integers, and make floats infinite."""
-    if isinstance(leaf, jax.Array) or np.asarray(leaf).dtype == dtype:
-        return
-    given = np.asarray(leaf)
-    with np.errstate(over="ignore"):
-        held = given.astype(dtype)
-    lost = held != given if np.issubdtype(given.dtype, np.integer) else np.isinf(held) & np.isfinite(given)
-    if np.any(lost):
-        raise ValueError(
-            f"leaf {name!r} of the state has {given[lost].ravel()[0]!s}, which {dtype} cannot hold: JAX makes {dtype} of "
-            f"{given.dtype}, unless jax_enable_x64 is set"
-        )
 
 
 def strong(leaf: Any) -> Any:
