@@ -137,7 +137,7 @@ def parquet(
     files = expand(paths)
     if cache is None:
         return ArrowSource(_concatenated(files, [_read_parquet(file, columns) for file in files]))
-    return ipc(_decode_once(files, columns, os.fspath(cache)))
+    return ipc(_decode_once(files, columns, os.path.expanduser(os.fspath(cache))))
 
 
 def ipc(paths: Paths) -> ArrowSource | RemoteSource:

@@ -111,13 +111,17 @@ def array_record(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]
 def expand(paths: Any) -> list[str]:
     """Expand paths and glob patterns to existing files. The files of a pattern are sorted by name.
 
+    In a pattern, "**" stands for any number of folders, as in `glob` with `recursive=True`. "~" is the folder of the user.
+
     Raises:
       FileNotFoundError: there is no file at a path or pattern.
     """
     given = [paths] if isinstance(paths, (str, os.PathLike)) else paths
     files: list[str] = []
-    for path in [os.fspath(path) for path in given]:
-        found = [path] if os.path.exists(path) else sorted(glob.glob(path))
+    for path in [os.path.expanduser(os.fspath(path)) for path in given]:
+        found = [path] if os.path.exists(path) else sorted(set(glob.glob(path, recursive=True)))  # "**/**" finds files twice
+        if "**" in path:  # which finds the folders on the way too
+            found = [each for each in found if not os.path.isdir(each)]
         if not found:
             raise FileNotFoundError(f"no such file or folder: {path!r} (relative to {os.getcwd()!r}). Check the path or pattern")
         files += found

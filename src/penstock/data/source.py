@@ -159,7 +159,7 @@ def _paths(data: Any) -> list[str]:
     many = data if isinstance(data, (list, tuple)) else [data]
     if not many or not all(isinstance(path, (str, os.PathLike)) for path in many):
         return []
-    return [os.fspath(path) for path in many]
+    return [os.path.expanduser(os.fspath(path)) for path in many]
 
 
 def _from_files(paths: list[str] | RemoteFiles, names: list[str]) -> Source:
