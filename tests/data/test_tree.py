@@ -94,6 +94,10 @@ def test_foreign_byte_order_becomes_native(dtype, tmp_path):
         assert sorted(mixed.real.tolist()) == [0, 0, 1, 1]
     assert ps.Loader(ps.windows(values, 2), 2)[0].tolist() == [[0, 1], [2, 3]]
     assert first(values).tolist() == [*range(8)]
+    seen = []
+    ps.Loader({"x": values}, 4, transform=lambda b: seen.append(b["x"].dtype.isnative) or b)[0]
+    ps.Loader({"x": values}, 4, transform=ps.per_record(lambda r: seen.append(r["x"].dtype.isnative) or r))[0]
+    assert seen == [True] * 5
     assert ps.Loader({"x": np.arange(4)}, 4, transform=lambda b: {"x": b["x"].astype(dtype)})[0]["x"].dtype.isnative
 
 

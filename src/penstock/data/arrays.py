@@ -184,22 +184,20 @@ def check_open(arrays: Any) -> None:
 
 
 def read_rows(x: Any, indices: np.ndarray) -> np.ndarray:
-    """Return a new array [n, ...] in native byte order with the rows at int64 [n] of an array of NumPy, h5py or zarr."""
-    if isinstance(x, np.ndarray):
-        # `take` is faster, but it first copies the whole array if that is not contiguous. Rows taken from a memmap lie in memory,
-        # but have the class memmap until they are viewed as an array.
-        rows = np.asarray(x.take(indices, 0) if x.flags.c_contiguous else x[indices])
-    else:
+    """Return a new array [n, ...] with the rows at int64 [n] of an array of NumPy, h5py or zarr."""
+    if not isinstance(x, np.ndarray):
         rows, where = read_ranges(x, indices, np.ones_like(indices))
         in_order = len(where) > 0 and where[0] == 0 and bool(np.all(np.diff(where) == 1))
-        rows = rows if in_order else rows[where]
-    return rows if rows.dtype.isnative else rows.astype(rows.dtype.newbyteorder("="))
+        return rows if in_order else rows[where]
+    # `take` is faster, but it first copies the whole array if that is not contiguous. Rows taken from a memmap lie in memory,
+    # but have the class memmap until they are viewed as an array.
+    return np.asarray(x.take(indices, 0) if x.flags.c_contiguous else x[indices])
 
 
 def row_blocks(arrays: Any) -> Any:
-    """Make `RowBlocks` of each array of a pytree; None if one is stored or in foreign byte order, or a row is not contiguous."""
+    """Make `RowBlocks` of each array of a pytree; None if one of them is stored, or a row of it is not contiguous."""
     leaves = jax.tree_util.tree_leaves(arrays)
-    if not all(isinstance(x, np.ndarray) and x.dtype.isnative and x[0].flags.c_contiguous for x in leaves):
+    if not all(isinstance(x, np.ndarray) and x[0].flags.c_contiguous for x in leaves):
         return None
     return jax.tree.map(lambda x: RowBlocks([x]), arrays)
 

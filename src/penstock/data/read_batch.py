@@ -60,6 +60,8 @@ class BatchReader:
             data = self._read(step, block, k)
             if isinstance(data, list):
                 data = self._copy_containers(data)
+            elif self.transform is not None:
+                data = to_arrays(data)  # in native byte order, which other libraries need
         if self.transform and self.transform.each_record:
             with clock.time("transform"):
                 data = self._noting(step, self.transform.records, as_records(data, len(indices)), indices, step, rows)

@@ -307,9 +307,13 @@ class Feed(Iterator[Batch]):
         # The pipeline has no reference to the Feed, so a Feed without references can be collected. At interpreter exit,
         # `_threads` closes the pipeline and waits for its threads.
         weakref.finalize(self, self._pipeline.close, wait=False).atexit = False
-        if self._closed:  # by another thread, before it could see this pipeline
-            self._pipeline.close()
+        self._close_if_late()
         return self._pipeline
+
+    def _close_if_late(self) -> None:
+        """Close the pipeline if another thread closed the feed before it could see it."""
+        if self._closed:
+            self._end("it was closed")
 
     def _close(self, why: str) -> None:
         self._closed = True
