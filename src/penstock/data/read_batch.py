@@ -146,9 +146,10 @@ class BatchReader:
 
     def _checked(self, step: int, batch: Batch, rows: int) -> Batch:
         """Check structure and leading dimensions of a batch, and return it with NumPy (or JAX) leaves."""
-        batch = self._noting(step, to_arrays, batch)
-        leaves, structure = jax.tree_util.tree_flatten(batch, is_sparse)
-        if not all(type(leaf) is np.ndarray and not leaf.dtype.hasobject for leaf in leaves):
+        leaves, structure = jax.tree_util.tree_flatten(batch)
+        if not all(type(leaf) is np.ndarray and leaf.dtype.isnative and not leaf.dtype.hasobject for leaf in leaves):
+            batch = self._noting(step, to_arrays, batch)
+            leaves, structure = jax.tree_util.tree_flatten(batch, is_sparse)
             self._check_objects(step, batch)
         if not all(leaf.ndim and leaf.shape[0] == rows for leaf in leaves):
             named = leaves_with_names(batch, is_sparse)

@@ -126,14 +126,14 @@ def to_arrays(batch: Batch, copy: bool = False) -> Batch:
       TypeError: a leaf makes no array, or the batch is a table.
       ValueError: the lists in a list of numbers differ in length.
     """
+    if not copy and all(type(leaf) is np.ndarray and leaf.dtype.isnative for leaf in jax.tree_util.tree_leaves(batch)):
+        return batch
     leaves, structure = jax.tree_util.tree_flatten(batch, is_whole)
     if leaves and leaves[0] is batch and hasattr(batch, "columns"):  # a table of pandas, polars or Arrow
         raise TypeError(
             f"a batch is a {type(batch).__name__}, whose columns one array cannot hold: give a dict with an array for each "
             "column, or feed ps.Loader(table, batch_size)"
         )
-    if not copy and all(type(leaf) is np.ndarray and leaf.dtype.isnative for leaf in leaves):
-        return batch
     arrays: list[Any] = []
     try:
         for leaf in leaves:
