@@ -136,6 +136,13 @@ def test_objects_are_records_for_a_function(column):
     assert ps.Loader(column, 4, transform=ps.per_record(lambda x: {"n": np.int32(len(x))}))[0]["n"].tolist() == [1, 2, 3, 0]
 
 
+def test_the_description_of_arrays_has_the_dtypes_of_their_library():
+    torch = require("torch")
+    data = {"x": torch.zeros(4, 2), "y": np.zeros(4, ">i2")}
+    assert as_source(data).describe() == "x: torch.float32[N,2], y: >i2[N]"
+    assert as_source({"t": objects("a", "b")}).describe() == "t: object[N]"
+
+
 def test_ragged_objects_are_padded():
     loader = ps.Loader({"x": objects([1], np.array([2, 3]))}, 2, collate=ps.pad_to([3]))
     assert loader[0]["x"].tolist() == [[1, 0, 0], [2, 3, 0]]

@@ -47,7 +47,7 @@ class ArraySource:
         self._records = named[0][1].shape[0]
         self._leaves, self._structure = jax.tree_util.tree_flatten(self.arrays)
         self.is_gather = not any(map(is_stored, self._leaves))
-        self._spec = _spec(named)
+        self._spec = _spec(arrays)
 
     def __len__(self) -> int:
         """Return the number of records."""
@@ -106,8 +106,8 @@ def array_source(arrays: Any) -> ArraySource | RecordSource:
     """Return a source of a pytree of arrays: of batches, or of records if some arrays hold Python objects, such as texts."""
     converted, named = _converted(arrays)
     if any(leaf.dtype.hasobject for _, leaf in named):
-        return RecordSource(ObjectRows(converted), _spec(named))
-    return ArraySource(converted)
+        return RecordSource(ObjectRows(converted), _spec(arrays))
+    return ArraySource(arrays)
 
 
 def refuse_objects(source: Any) -> None:
@@ -161,7 +161,9 @@ def _no_objects(name: str, leaf: Any) -> str:
     )
 
 
-def _spec(named: Sequence[tuple[str, Any]]) -> str:
+def _spec(arrays: Any) -> str:
+    """Describe arrays by the dtypes that their library gives them, for the saved state of a feed."""
+    named = leaves_with_names(arrays)
     return ", ".join(f"{name}: {leaf.dtype}[{','.join(['N', *map(str, leaf.shape[1:])])}]" for name, leaf in named)
 
 
