@@ -21,8 +21,8 @@ starts when two finishes in a row were slow.
 
 How it is correct
 -----------------
-All state is read and written under one lock. While items are made inline, the only other thread is one that closes, so the
-consumer reads without it.
+All state is read and written under one lock. One thread at a time calls `get`: a feed that several threads share has a lock of
+its own for that. While items are made inline, the only other thread is one that closes, so the consumer reads without a lock.
 
 *Ownership.* An item belongs to its producer, then to the pipeline, the thread that finishes it, the pipeline again, and
 last the consumer. Each drops its reference when it hands the item over. No item is written to after it was handed over,

@@ -99,11 +99,90 @@ def test_no_records_is_an_error(data):
         as_source(data)
 
 
-def test_object_arrays_are_refused_with_a_way_out():
-    ragged = np.empty(2, dtype=object)
-    ragged[:] = [np.arange(2), np.arange(3)]
-    with pytest.raises(TypeError, match=r"'x' has dtype object.*ndarray.*pad_to"):
-        as_source({"x": ragged})
+def objects(*values):
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
+    return array
+
+
+def test_object_arrays_without_a_function_are_refused_with_a_way_out():
+    for ragged in ({"x": objects(np.arange(2), np.arange(3))}, {"y": np.ones(2), "x": objects("a", "b")}):
+        with pytest.raises(TypeError, match=r"'x' has dtype object, first element (ndarray|str).*pad_to.*per_record"):
+            ps.Loader(ragged, 1)
+
+
+def length(record):
+    return {"n": np.int32(len(record["x"]))}
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        objects("a", "bc", "def", ""),
+        objects(b"a", b"bc", b"def", b""),
+        objects([1], [1, 2], [1, 2, 3], []),
+        objects(*[np.arange(n) for n in (1, 2, 3, 0)]),
+        np.array(["a", "bc", "def", ""], np.dtypes.StringDType()),
+    ],
+    ids=["str", "bytes", "list", "ndarray", "StringDType"],
+)
+def test_objects_are_records_for_a_function(column):
+    data = {"x": column, "y": np.arange(4)}
+    loader = ps.Loader(data, 4, transform=ps.per_record(length))
+    assert loader[0]["n"].tolist() == [1, 2, 3, 0]
+    assert [record["y"] for record in pickle.loads(pickle.dumps(as_source(data))).read(np.array([3, 1]))] == [3, 1]
+    both = ps.Loader(ps.mix([data, data], [0.5, 0.5]), 4, transform=ps.per_record(length))
+    assert both[0]["n"].tolist() == [1, 1, 2, 2]
+    assert ps.Loader(column, 4, transform=ps.per_record(lambda x: {"n": np.int32(len(x))}))[0]["n"].tolist() == [1, 2, 3, 0]
+
+
+def test_the_description_of_arrays_has_the_dtypes_of_their_library():
+    torch = require("torch")
+    data = {"x": torch.zeros(4, 2), "y": np.zeros(4, ">i2")}
+    assert as_source(data).describe() == "x: torch.float32[N,2], y: >i2[N]"
+    assert as_source({"t": objects("a", "b")}).describe() == "t: object[N]"
+
+
+def test_ragged_objects_are_padded():
+    loader = ps.Loader({"x": objects([1], np.array([2, 3]))}, 2, collate=ps.pad_to([3]))
+    assert loader[0]["x"].tolist() == [[1, 0, 0], [2, 3, 0]]
+
+
+def test_a_function_may_change_the_lists_of_its_record():
+    def add_end(record):
+        record["x"].append(0)
+        return {"n": np.int32(len(record["x"]))}
+
+    column = objects([1], [1, 2])
+    loader = ps.Loader({"x": column}, 2, transform=ps.per_record(add_end))
+    assert loader[0]["n"].tolist() == loader[1]["n"].tolist() == [2, 3]
+    assert column.tolist() == [[1], [1, 2]]
+
+
+def test_a_file_that_was_closed_is_named(values, tmp_path):
+    as_h5py(values, tmp_path).file.close()
+    with h5py.File(tmp_path / "x.h5") as file:
+        array = file["group/x"]
+        loaders = [
+            ps.Loader({"x": array}, 2),
+            ps.Loader({"x": array, "t": objects(*"abcdefghijklmnopqrst")}, 2, transform=ps.per_record(length)),
+            ps.Loader(file, 2),
+        ]
+        unnamed = [ps.Loader(ps.windows(array, 2), 2), ps.Loader(array, 2)]
+    np.savez(tmp_path / "x.npz", x=values)
+    with np.load(tmp_path / "x.npz") as archive:
+        pass
+    for loader, name in zip(loaders, ["x", "x", "group/x"], strict=True):
+        with pytest.raises(ValueError, match=rf"leaf '{name}' lies in a file that is closed: keep it open.*with"):
+            loader[0]
+    for make in (
+        *[lambda loader=loader: loader[0] for loader in unnamed],
+        *[lambda x=x: as_source(x) for x in (file, array, archive)],
+    ):
+        with pytest.raises(ValueError, match="the data lie in a file that is closed: keep it open"):
+            make()
+    with pytest.raises(ValueError, match="leaf 'q' lies in a file that is closed"):
+        as_source({"q": array})
 
 
 def test_what_is_no_array_is_named():

@@ -301,3 +301,20 @@ def test_another_process_does_not_read_a_replaced_ipc_file(tmp_path):
     for sent in (pickled, pickle.dumps(source)):
         with pytest.raises(OSError, match=r"x\.arrow' has changed since its array was opened"):
             pickle.loads(sent)
+
+
+@pytest.mark.parametrize("cache", [False, True])
+@pytest.mark.parametrize(("full", "column"), [(1.5, [1.5, None]), ([1, 2], [[1, None], [2, 3]]), (True, [True, None])])
+def test_nulls_name_their_file(tmp_path, cache, full, column):
+    pq.write_table(pa.table({"y": [1, 2], "x": pa.array([full] * 2, pa.array(column).type)}), tmp_path / "0.parquet")
+    pq.write_table(pa.table({"y": [1, 2], "x": column}), tmp_path / "1.parquet")
+    where = r"1\.parquet': column 'x' has 1 nulls.*fill_null.*leave these rows or the column out"
+    with pytest.raises(ValueError, match=where):
+        parquet(tmp_path / "*.parquet", cache=tmp_path / "cache" if cache else None)
+    assert parquet(tmp_path / "*.parquet", columns=["y"]).read(np.arange(4))["y"].tolist() == [1, 2, 1, 2]
+
+
+def test_nulls_name_their_ipc_file(tmp_path):
+    feather.write_feather(pa.table({"x": [1, None]}), tmp_path / "x.arrow")
+    with pytest.raises(ValueError, match=r"x\.arrow': column 'x' has 1 nulls"):
+        ipc(tmp_path / "x.arrow")

@@ -216,3 +216,26 @@ def test_more_text_than_one_array_of_it_can_hold_is_read():
     chunk = pa.array(["x" * (1 << 20)])
     column = as_column("x", pa.chunked_array([chunk] * 2100))  # 2.2 GB according to its offsets, 1 MB of memory
     assert [len(text) for text in column.take(np.array([2099, 0]))] == [1 << 20] * 2
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.string_view(),
+        pa.binary_view(),
+        pa.list_(pa.string_view()),
+        pa.struct([("t", pa.string_view())]),
+        pa.list_(pa.binary_view()),
+    ],
+    ids=str,
+)
+def test_views_of_text_are_read(kind, chunks):
+    texts = ["a", None, "a text that is longer than twelve bytes"]
+    make = {"string_view": lambda t: t, "binary_view": lambda t: t and t.encode()}.get(str(kind))
+    if make is None:
+        inner = (lambda t: t) if "string" in str(kind) else (lambda t: t and t.encode())
+        make = (lambda t: {"t": inner(t)}) if pa.types.is_struct(kind) else (lambda t: [inner(t)] * 2)
+    values = [make(text) for text in texts]
+    column = as_column("x", pa.chunked_array([pa.array(values, kind)] * chunks))
+    assert column.take(np.array([2, 0, 1])) == [values[2], values[0], values[1]]

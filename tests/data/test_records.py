@@ -1,11 +1,17 @@
 """Sources that are read record by record, or a list of records at a time."""
 
+import gzip
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 from tests.extras import require
 
 import penstock as ps
 from penstock.data import as_source
+from penstock.data.files import list_files
+from penstock.data.records import expand
 
 
 class Squares:
@@ -162,3 +168,53 @@ def test_a_source_that_returns_too_few_rows_is_told():
 def test_records_of_different_shape_point_to_pad_to():
     with pytest.raises(ValueError, match=r"'x' differs in shape.*pad_to"):
         ps.Loader([{"x": np.arange(i)} for i in range(4)], 4)[0]
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A folder with files at three depths, and a folder whose name ends like a file."""
+    for path in ("a.bin", "x/b.bin", "x/y/c.bin", "x/d.txt", "e.bin/f.bin"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize("list_paths", [expand, lambda paths: list_files(paths).names], ids=["expand", "list_files"])
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("**/*.bin", ["a.bin", "e.bin/f.bin", "x/b.bin", "x/y/c.bin"]),
+        ("x/**", ["x/b.bin", "x/d.txt", "x/y/c.bin"]),
+        ("**/y/*.bin", ["x/y/c.bin"]),
+        ("**/**/[ab].bin", ["a.bin", "x/b.bin"]),
+        ("*/*.bin", ["e.bin/f.bin", "x/b.bin"]),
+    ],
+)
+def test_two_stars_are_any_number_of_folders(tree, list_paths, pattern, found):
+    assert list_paths(tree / pattern) == [str(tree / path) for path in found]
+
+
+def test_a_pattern_of_two_stars_needs_a_file(tree):
+    with pytest.raises(FileNotFoundError, match=r"no such file or folder: .*\*\*/q\*\.bin"):
+        expand(tree / "**/q*.bin")
+
+
+def test_every_source_finds_files_at_any_depth_and_in_the_folder_of_the_user(tmp_path, monkeypatch):
+    pa, pq = require("pyarrow"), require("pyarrow.parquet")
+    from penstock.data.arrow import parquet
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for number, folder in enumerate(["", "x", "x/y"]):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        table = pa.table({"id": [number]})
+        pq.write_table(table, tmp_path / folder / "t.parquet")
+        with pa.ipc.new_file(tmp_path / folder / "t.arrow", table.schema) as file:
+            file.write_table(table)
+        (tmp_path / folder / "t.jsonl.gz").write_bytes(gzip.compress(json.dumps({"id": number}).encode()))
+    for pattern in ("~/**/*.parquet", "~/**/*.arrow", Path("~/**/t.parquet")):
+        assert [batch["id"].tolist() for batch in ps.Loader(pattern, 1, epochs=1)] == [[0], [1], [2]]
+    stream = ps.stream(ps.jsonl("~/**/*.jsonl.gz"), 1, epochs=1)
+    assert [batch["id"].tolist() for batch in stream] == [[0], [1], [2]]
+    assert ps.local("~/x/t.arrow") == str(tmp_path / "x/t.arrow")
+    parquet("~/t.parquet", cache="~/cache")
+    assert len(list((tmp_path / "cache").iterdir())) == 1

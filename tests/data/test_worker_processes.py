@@ -3,6 +3,7 @@
 import gc
 import multiprocessing
 import os
+import pickle
 import resource
 import signal
 import subprocess
@@ -28,6 +29,24 @@ def fail_at_30(record):
     if record["x"] == 30:
         raise LookupError("no such word")
     return record
+
+
+@ps.per_record
+def double(record):
+    return {"x": record["x"] * 2}
+
+
+class Holder:
+    @ps.per_record
+    def negate(record):  # noqa: N805 - a function in a namespace
+        return {"x": -record["x"]}
+
+
+def plain(record):
+    return {"x": record["x"] + 1}
+
+
+wrapped = ps.per_record(plain)
 
 
 def die_at_30(batch):
@@ -131,3 +150,21 @@ def test_a_dev_shm_that_is_too_small_is_an_error_that_says_so(large):
             next(iter(ps.Loader({"x": data}, 4, transform=widen, workers="process:1")))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize(("transform", "wanted"), [(double, [0, 2, 4]), (Holder.negate, [0, -1, -2]), (wrapped, [1, 2, 3])])
+def test_per_record_may_be_a_decorator(transform, wanted):
+    assert pickle.loads(pickle.dumps(transform)).fn({"x": 1}) == transform.fn({"x": 1})
+    loader = ps.Loader({"x": X}, 3, transform=transform, workers="process:1")
+    batches = iter(loader)
+    assert next(batches)["x"].tolist() == wanted
+    batches.close()
+
+
+def test_a_local_function_is_still_refused():
+    @ps.per_record
+    def local(record):
+        return record
+
+    with pytest.raises(ValueError, match=r"its transform does not pickle .*define functions at the top of a module"):
+        ps.Loader({"x": X}, 3, transform=local, workers="process:1")

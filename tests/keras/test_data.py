@@ -110,6 +110,17 @@ def test_whatever_can_be_fed(data, length):
     assert_equal(trained(adapter, epochs=2, **steps), theirs)
 
 
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype")  # of any batch with 64 bits
+@pytest.mark.filterwarnings("ignore:.*ran out of data")  # Keras 3.15 warns once, and then knows the length
+@pytest.mark.parametrize("kind", [list, iter])
+def test_lists_of_numbers_are_arrays(kind):
+    """Keras would take each number for an input of its own."""
+    listed = kind([(x.tolist(), y.tolist()) for x, y in batches()])
+    assert_equal(trained(pk.data(listed)), trained(pk.data(batches())))
+    with pytest.raises(ValueError, match="leaf '0' of a batch is a list of lists of different lengths"):
+        trained(pk.data(kind([([[1.0], [2.0, 3.0]], [0, 1])])))
+
+
 class Listed(list):
     """Batches whose length raises an error."""
 

@@ -164,7 +164,7 @@ def _with_shared_memory(leaves: list[Any], bases: Sequence[np.ndarray | None]) -
     """Replace the views of one base by the base where that is smaller than all of them. Make other arrays contiguous."""
     groups: dict[int, list[int]] = {}
     for i, (x, base) in enumerate(zip(leaves, bases, strict=True)):
-        if isinstance(x, np.ndarray):
+        if isinstance(x, np.ndarray) and not x.dtype.hasobject:  # whose memory holds pointers
             groups.setdefault(id(base), []).append(i)
     for group in groups.values():
         base = bases[group[0]]

@@ -15,12 +15,15 @@ import jax
 import numpy as np
 
 from penstock.data.array_pickling import from_picklable, to_picklable
-from penstock.data.tree import Batch, leaves_with_names, to_numpy
+from penstock.data.records import RecordSource
+from penstock.data.tree import Batch, Record, as_records, dense_form, is_key, is_sparse, leaves_with_names, to_numpy
 
 
 def is_array(leaf: Any) -> bool:
-    """Return whether a leaf has a shape, a dtype and indexing, as arrays of NumPy, JAX, torch, h5py and zarr do."""
-    return hasattr(leaf, "shape") and hasattr(leaf, "dtype") and hasattr(leaf, "__getitem__")
+    """Return whether a leaf has a shape and a dtype, as arrays of NumPy, JAX, torch, h5py and zarr do, sparse ones too."""
+    if is_closed(leaf):
+        return False
+    return bool(dense_form(leaf)) or (hasattr(leaf, "shape") and hasattr(leaf, "dtype"))
 
 
 class ArraySource:
@@ -33,25 +36,18 @@ class ArraySource:
       is_gather: whether `read` only copies rows from memory or from memory-mapped files.
 
     Raises:
-      TypeError: a leaf is not an array, is a masked array, or has the dtype object.
-      ValueError: a leaf has no leading dimension; the length is 0; the lengths differ.
+      TypeError: a leaf is not an array, is masked, sparse or ragged, or has the dtype object.
+      ValueError: a leaf has no leading dimension; the length is 0; the lengths differ; a file is closed.
     """
 
     def __init__(self, arrays: Any):
-        named = leaves_with_names(arrays)
-        for name, leaf in named:
-            _check_leaf(name, leaf)
-        lengths = {name: leaf.shape[0] for name, leaf in named}
-        if len(set(lengths.values())) > 1:
-            listed = ", ".join(f"{name!r} has {n:,}" for name, n in lengths.items())
-            raise ValueError(f"arrays of unequal length: {listed}; all need one row for each record")
-        if not all(lengths.values()):
-            raise ValueError(f"no records: {', '.join(map(repr, lengths))} of length 0")
+        self.arrays, named = _converted(arrays)
+        if objects := next(((name, leaf) for name, leaf in named if leaf.dtype.hasobject), None):
+            raise TypeError(_no_objects(*objects))
         self._records = named[0][1].shape[0]
-        self.arrays = jax.tree.map(lambda x: x if is_stored(x) else np.asanyarray(to_numpy(x)), arrays)
         self._leaves, self._structure = jax.tree_util.tree_flatten(self.arrays)
         self.is_gather = not any(map(is_stored, self._leaves))
-        self._spec = ", ".join(f"{name}: {leaf.dtype}[{','.join(['N', *map(str, leaf.shape[1:])])}]" for name, leaf in named)
+        self._spec = _spec(arrays)
 
     def __len__(self) -> int:
         """Return the number of records."""
@@ -59,7 +55,11 @@ class ArraySource:
 
     def read(self, indices: np.ndarray) -> Batch:
         """Return new arrays [n, ...] with the records at int64 [n]."""
-        return jax.tree_util.tree_unflatten(self._structure, [read_rows(x, indices) for x in self._leaves])
+        try:
+            return jax.tree_util.tree_unflatten(self._structure, [read_rows(x, indices) for x in self._leaves])
+        except ValueError:
+            check_open(self.arrays)  # names the leaf
+            raise
 
     def row_blocks(self) -> Any:
         """Return a pytree of the rows of each array; None if they do not lie in memory, each in one piece."""
@@ -78,7 +78,60 @@ class ArraySource:
         self._leaves, self._structure = jax.tree_util.tree_flatten(self.arrays)
 
 
-def _check_leaf(name: str, leaf: Any) -> None:
+class ObjectRows:
+    """The rows of a pytree of arrays [N, ...], of which some hold Python objects, as records for a function of the user."""
+
+    def __init__(self, arrays: Any):
+        self.arrays = arrays
+
+    def __len__(self) -> int:
+        return int(jax.tree_util.tree_leaves(self.arrays)[0].shape[0])
+
+    def __getitems__(self, indices: list[int]) -> list[Record]:
+        rows = np.array(indices, np.int64)
+        try:
+            return as_records(jax.tree.map(lambda x: read_rows(x, rows), self.arrays), len(rows))
+        except ValueError:
+            check_open(self.arrays)  # names the leaf
+            raise
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"arrays": to_picklable(self.arrays)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.arrays = from_picklable(state["arrays"])
+
+
+def array_source(arrays: Any) -> ArraySource | RecordSource:
+    """Return a source of a pytree of arrays: of batches, or of records if some arrays hold Python objects, such as texts."""
+    converted, named = _converted(arrays)
+    if any(leaf.dtype.hasobject for _, leaf in named):
+        return RecordSource(ObjectRows(converted), _spec(arrays))
+    return ArraySource(arrays)
+
+
+def refuse_objects(source: Any) -> None:
+    """Raise TypeError if a source reads arrays that hold Python objects, and no function makes numbers of them."""
+    rows = getattr(source, "records", None)
+    if isinstance(rows, ObjectRows):
+        raise TypeError(_no_objects(*next(each for each in leaves_with_names(rows.arrays) if each[1].dtype.hasobject)))
+
+
+def _converted(arrays: Any) -> tuple[Any, list[tuple[str, Any]]]:
+    """Check arrays, and return them as arrays of NumPy, h5py or zarr: as the same pytree, and with their names."""
+    named = [(name, _as_array(name, leaf)) for name, leaf in leaves_with_names(arrays, is_sparse)]
+    lengths = {name: leaf.shape[0] for name, leaf in named}
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{name!r} has {n:,}" for name, n in lengths.items())
+        raise ValueError(f"arrays of unequal length: {listed}; all need one row for each record")
+    if not all(lengths.values()):
+        raise ValueError(f"no records: {', '.join(map(repr, lengths))} of length 0")
+    structure = jax.tree_util.tree_structure(arrays)
+    return jax.tree_util.tree_unflatten(structure, [leaf for _, leaf in named]), named
+
+
+def _as_array(name: str, leaf: Any) -> Any:
+    check_open(leaf if name == "batch" else {name: leaf})
     if not is_array(leaf):
         raise TypeError(
             f"leaf {name!r} is {type(leaf).__name__}, not an array: a dict or tuple given to Loader holds one array a field "
@@ -86,14 +139,50 @@ def _check_leaf(name: str, leaf: Any) -> None:
         )
     if isinstance(leaf, np.ma.MaskedArray):
         raise TypeError(f"leaf {name!r} is a masked array, and a batch has no mask for it: give {name}.filled(value)")
-    if leaf.dtype == object:
-        first = f", first element {type(leaf.flat[0]).__name__}" if isinstance(leaf, np.ndarray) and leaf.size else ""
+    if is_key(leaf):
         raise TypeError(
-            f"leaf {name!r} has dtype object{first}: no device can hold it. Give ragged or raw data as a list of records, with "
-            "collate=ps.pad_to(...) or transform=ps.per_record(...) to make arrays of it"
+            f"leaf {name!r} holds PRNG keys, which NumPy cannot hold: give their integers, jax.random.key_data({name}), and make "
+            "keys of them in the transform of the feed, by jax.random.wrap_key_data"
         )
-    if len(leaf.shape) == 0:
+    try:
+        array = leaf if isinstance(leaf, np.ndarray) or is_stored(leaf) else np.asanyarray(to_numpy(leaf))
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"leaf {name!r} is {error}") from error
+    if len(array.shape) == 0:
         raise ValueError(f"leaf {name!r} is a scalar; it needs a leading dimension with one row for each record")
+    return array
+
+
+def _no_objects(name: str, leaf: Any) -> str:
+    first = f", first element {type(leaf.flat[0]).__name__}" if isinstance(leaf, np.ndarray) and leaf.size else ""
+    return (
+        f"leaf {name!r} has dtype {leaf.dtype}{first}: no device can hold it. Make arrays of it with collate=ps.pad_to(...) or "
+        "transform=ps.per_record(...), or leave it out"
+    )
+
+
+def _spec(arrays: Any) -> str:
+    """Describe arrays by the dtypes that their library gives them, for the saved state of a feed."""
+    named = leaves_with_names(arrays)
+    return ", ".join(f"{name}: {leaf.dtype}[{','.join(['N', *map(str, leaf.shape[1:])])}]" for name, leaf in named)
+
+
+def is_closed(x: Any) -> bool:
+    """Return whether an object of h5py, or an .npz file, belongs to a file that is closed. It then answers no other question."""
+    if isinstance(x, np.lib.npyio.NpzFile):
+        return x.zip is None
+    return type(x).__module__.partition(".")[0] == "h5py" and not x
+
+
+def check_open(arrays: Any) -> None:
+    """Raise ValueError if an array lies in a closed file."""
+    for name, leaf in leaves_with_names(arrays):
+        if is_closed(leaf):
+            what = "the data lie" if leaf is arrays else f"leaf {name!r} lies"
+            raise ValueError(
+                f"{what} in a file that is closed: keep it open as long as the Loader and its feed read it, for example by "
+                "reading inside of its `with` block"
+            )
 
 
 def read_rows(x: Any, indices: np.ndarray) -> np.ndarray:
@@ -133,6 +222,7 @@ def read_ranges(x: Any, starts: np.ndarray, counts: np.ndarray) -> tuple[np.ndar
     Returns:
       (rows, where): the rows that were read, [m, ...], and for each range the place of its first row in them, int64 [n].
     """
+    check_open(x)
     if len(starts) == 0:
         return np.empty((0, *x.shape[1:]), x.dtype), np.empty(0, np.int64)
     order = np.argsort(starts, kind="stable")

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -34,10 +35,10 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | RemoteFiles
 
 
 class ArrowSource:
-    """A source over a `pyarrow.Table`. A batch has one leaf for each column, with the name of the column.
+    """A source over a table. A batch has one leaf for each column, with the name of the column.
 
     Args:
-      table: stays on disk if it is memory-mapped.
+      table: a `pyarrow.Table`, which stays on disk if it is memory-mapped, or a table that exports Arrow's C stream.
       rows: int64 [N], the rows of the table that are the records; None for all rows.
 
     Attributes:
@@ -56,7 +57,7 @@ class ArrowSource:
         if len(self) == 0:
             raise ValueError(f"no records: a table of 0 rows with columns {self._table.column_names}")
         _check_names(self._table.column_names)
-        self._columns = {name: as_column(name, self._table[name], rows) for name in self._table.column_names}
+        self._columns = _columns_of(self._table, rows)
         self.is_gather = all(isinstance(column, Rows) for column in self._columns.values())
 
     def __len__(self) -> int:
@@ -95,6 +96,10 @@ class ArrowSource:
 
     def __reduce__(self) -> Any:
         return ArrowSource, (self._table, self._rows)
+
+
+def _columns_of(table: pa.Table, rows: np.ndarray | None = None) -> dict[str, Column]:
+    return {name: as_column(name, table[name], rows) for name in table.column_names if table.num_rows}
 
 
 def _check_names(names: list[str]) -> None:
@@ -136,8 +141,10 @@ def parquet(
         return RemoteSource(remote, partial(parquet, columns=columns, cache=cache))
     files = expand(paths)
     if cache is None:
-        return ArrowSource(_concatenated(files, [_read_parquet(file, columns) for file in files]))
-    return ipc(_decode_once(files, columns, os.fspath(cache)))
+        tables = [_read_parquet(file, columns) for file in files]
+        with _naming_file(files, tables):
+            return ArrowSource(_concatenated(files, tables))
+    return ipc(_decode_once(files, columns, os.path.expanduser(os.fspath(cache))))
 
 
 def ipc(paths: Paths) -> ArrowSource | RemoteSource:
@@ -169,7 +176,9 @@ class _IpcSource(ArrowSource):
     def __init__(self, files: list[str], versions: list[FileVersion] | None = None):
         self._files = files
         self._versions = versions or [FileVersion.of_array(file, is_open=False) for file in files]
-        super().__init__(_concatenated(files, [_open_ipc(file) for file in files]))
+        tables = [_open_ipc(file) for file in files]
+        with _naming_file(files, tables):
+            super().__init__(_concatenated(files, tables))
         for version in self._versions:
             version.check()
 
@@ -254,6 +263,20 @@ def _check_same_schema(first: str, first_schema: pa.Schema, other: str, other_sc
     )
 
 
+@contextmanager
+def _naming_file(files: Sequence[str], tables: Sequence[pa.Table]) -> Iterator[None]:
+    """Add the file to an error about a column, such as one with nulls."""
+    try:
+        yield
+    except ValueError:
+        for file, table in zip(files, tables, strict=True):
+            try:
+                _columns_of(table)
+            except ValueError as error:
+                raise ValueError(f"{file!r}: {error}") from None
+        raise
+
+
 class _reading:  # noqa: N801 - a context manager, used like a function
     """A context manager that replaces an error of pyarrow about damaged data by a ValueError that names the file."""
 
@@ -294,6 +317,8 @@ def _write_ipc(files: list[str], columns: Sequence[str] | None, path: str) -> No
         for file in files:
             for table in _row_groups(file, columns):
                 _check_same_schema(files[0], schema, file, table.schema)
+                with _naming_file([file], [table]):
+                    _columns_of(table)  # before nulls are written, which would be an error of the decoded file
                 writer.write_table(table)
 
 
@@ -361,7 +386,8 @@ def as_column(name: str, column: pa.ChunkedArray, rows: np.ndarray | None = None
     """
     chunks = [chunk for chunk in column.chunks if len(chunk)]
     if not _has_array_form(column.type):
-        return _Objects(chunks)
+        view = _VIEWS.get(str(column.type))
+        return _Objects(chunks if view is None else [chunk.cast(view) for chunk in chunks])
     if pa.types.is_dictionary(column.type):
         chunks = [chunk.dictionary_decode() for chunk in chunks]
     nulls = sum(map(_nulls, chunks))
@@ -371,8 +397,8 @@ def as_column(name: str, column: pa.ChunkedArray, rows: np.ndarray | None = None
         return _SelectedRows(name, chunks, np.unique(rows))
     where = "" if any(chunk.null_count for chunk in chunks) else " inside of its lists"
     raise ValueError(
-        f"column {name!r} has {nulls:,} nulls{where}, which no array can hold: fill them (pyarrow.compute.fill_null) or leave "
-        "these rows out"
+        f"column {name!r} has {nulls:,} nulls{where}, which no array can hold: fill them (pyarrow.compute.fill_null), or leave "
+        "these rows or the column out"
     )
 
 
@@ -512,19 +538,32 @@ def _flattened(chunks: Sequence[pa.Array]) -> list[tuple[np.ndarray, np.ndarray]
     return [(at, view.reshape(len(view), *shape)) for at, view in zip(offsets, values, strict=True)]
 
 
+# Arrow has no `take` for texts as views, which polars exports. Inside of lists and structs, it refuses their parent too.
+_VIEWS = {"string_view": pa.large_string(), "binary_view": pa.large_binary()}
+
+
 class _Objects:
     """Rows without an array form, read as Python objects."""
 
     def __init__(self, chunks: Sequence[pa.Array]):
         self._starts = _starts(chunks)
         self._chunks = chunks
+        self._takes = len(chunks) == 1 and _can_take(chunks[0])
 
     def take(self, indices: np.ndarray) -> list[Any]:
-        if len(self._chunks) == 1:
+        if self._takes:
             return self._chunks[0].take(pa.array(indices)).to_pylist()
         # ChunkedArray.take would join all chunks for each batch, and it fails above 2 GB of text.
         block, row = _locate(self._starts, indices)
         return [self._chunks[b][i].as_py() for b, i in zip(block.tolist(), row.tolist(), strict=True)]
+
+
+def _can_take(chunk: pa.Array) -> bool:
+    try:
+        chunk.take(pa.array([0]))
+    except pa.ArrowNotImplementedError:
+        return False
+    return True
 
 
 class _SelectedRows:

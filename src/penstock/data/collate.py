@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from penstock.data.tree import Batch, Record, check_keys, leaf_name, to_numpy
+from penstock.data.tree import Batch, Record, check_keys, is_key, is_list_of_numbers, is_sparse, leaf_name, to_numpy
 
 
 def stack(records: Sequence[Record]) -> Batch:
@@ -128,11 +128,11 @@ def add_mask(batch: Batch, name: str, mask: Any, why: str) -> dict[str, Any]:
 def _columns(records: Sequence[Record]) -> tuple[list[Any], list[list[Any]], Any]:
     """Return the paths of the leaves, for each path the leaves of all records, and the structure of the records."""
     check_keys(records[0])
-    first: tuple[list[Any], Any] = jax.tree_util.tree_flatten_with_path(records[0], is_list_of_numbers)
+    first: tuple[list[Any], Any] = jax.tree_util.tree_flatten_with_path(records[0], _is_leaf)
     paths, treedef = first
     rows = []
     for i, record in enumerate(records):
-        leaves, structure = jax.tree_util.tree_flatten(record, is_list_of_numbers)
+        leaves, structure = jax.tree_util.tree_flatten(record, _is_leaf)
         if structure != treedef:
             raise ValueError(
                 f"records of one batch differ in structure: row 0 is {treedef}, row {i} is {structure}; "
@@ -142,14 +142,8 @@ def _columns(records: Sequence[Record]) -> tuple[list[Any], list[list[Any]], Any
     return [path for path, _ in paths], [list(column) for column in zip(*rows, strict=True)], treedef
 
 
-def is_list_of_numbers(node: Any) -> bool:
-    """Return whether a list (of lists) of numbers stands for one array, and is not a container of leaves."""
-    if not isinstance(node, list):
-        return False
-    kinds = set(map(type, node))
-    if list in kinds:
-        return len(kinds) == 1 and all(map(is_list_of_numbers, node))
-    return all(issubclass(kind, (bool, int, float, complex, np.bool_, np.number)) for kind in kinds)
+def _is_leaf(node: Any) -> bool:
+    return is_list_of_numbers(node) or is_sparse(node)
 
 
 def _array(name: str, leaf: Any) -> np.ndarray:
@@ -159,9 +153,11 @@ def _array(name: str, leaf: Any) -> np.ndarray:
         raise type(error)(f"leaf {name!r} of one record makes no array: {error}") from error
 
 
-def _stack_leaf(name: str, column: Sequence[Any]) -> np.ndarray:
+def _stack_leaf(name: str, column: Sequence[Any]) -> np.ndarray | jax.Array:
     if isinstance(column[0], (str, bytes)):
         return np.array(column, dtype=object)
+    if is_key(column[0]):
+        return jnp.stack(column)
     arrays = [_array(name, leaf) for leaf in column]
     shapes = {x.shape for x in arrays}
     if len(shapes) > 1:

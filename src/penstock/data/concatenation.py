@@ -17,9 +17,9 @@ import jax
 import numpy as np
 
 from penstock.data.arrays import RowBlocks, is_array
-from penstock.data.collate import is_list_of_numbers, pad_to
+from penstock.data.collate import pad_to
 from penstock.data.source import Source, as_source, describe_source
-from penstock.data.tree import Batch, Record, as_records, describe, describe_array, leaf_name, to_numpy
+from penstock.data.tree import Batch, Record, as_records, describe, describe_array, is_list_of_numbers, leaf_name, to_numpy
 
 
 def concat(sources: Sequence[Any]) -> ConcatSource:

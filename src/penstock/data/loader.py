@@ -23,7 +23,7 @@ from jax.sharding import Sharding
 from penstock._arguments import at_least
 from penstock._clock import Clock
 from penstock._pipeline import Exhausted, PrefetchPipeline, Producers
-from penstock.data.arrays import ArraySource
+from penstock.data.arrays import ArraySource, refuse_objects
 from penstock.data.collate import MASK, add_mask, pad_to
 from penstock.data.concatenation import ConcatSource, check_alike, record_specs
 from penstock.data.order.batch_order import Order, RecordSequence, Remainder, Shuffled, Weighted
@@ -301,6 +301,8 @@ def _check(reader: BatchReader) -> None:
             )
         raise ValueError(f"{too_large} records, {leaves_none}" + _NO_LIST_OF_ARRAYS * (describe_source(reader.source) == "list"))
     calls_functions = reader.transform is not None or reader.collate is not None
+    if not calls_functions:
+        refuse_objects(reader.source)
     if order.remainder == "pad" and isinstance(reader.source, ArraySource) and not calls_functions:
         add_mask(reader.source.arrays, MASK, None, "remainder='pad'")  # every batch would fail
     parts = reader.source.source if isinstance(reader.source, Mixture) else reader.source

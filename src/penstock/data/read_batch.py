@@ -22,7 +22,7 @@ from penstock.data.order.rows import Rows
 from penstock.data.records import RecordSource
 from penstock.data.source import Source
 from penstock.data.transform import ReuseCheck, Transform
-from penstock.data.tree import Batch, Record, as_records, describe_array, leaves_with_names, to_numpy
+from penstock.data.tree import Batch, Record, as_records, describe_array, is_sparse, leaves_with_names, to_arrays
 from penstock.data.worker_processes import ProcessPool, ReadBatch, Workers
 
 
@@ -60,6 +60,8 @@ class BatchReader:
             data = self._read(step, block, k)
             if isinstance(data, list):
                 data = self._copy_containers(data)
+            elif self.transform is not None:
+                data = to_arrays(data)  # in native byte order, which other libraries need
         if self.transform and self.transform.each_record:
             with clock.time("transform"):
                 data = self._noting(step, self.transform.records, as_records(data, len(indices)), indices, step, rows)
@@ -145,12 +147,13 @@ class BatchReader:
     def _checked(self, step: int, batch: Batch, rows: int) -> Batch:
         """Check structure and leading dimensions of a batch, and return it with NumPy (or JAX) leaves."""
         leaves, structure = jax.tree_util.tree_flatten(batch)
-        if not all(type(leaf) is np.ndarray and not leaf.dtype.hasobject for leaf in leaves):
-            leaves = [to_numpy(leaf) for leaf in leaves]
-            batch = jax.tree_util.tree_unflatten(structure, leaves)
+        if not all(type(leaf) is np.ndarray and leaf.dtype.isnative and not leaf.dtype.hasobject for leaf in leaves):
+            batch = self._noting(step, to_arrays, batch)
+            leaves, structure = jax.tree_util.tree_flatten(batch, is_sparse)
             self._check_objects(step, batch)
         if not all(leaf.ndim and leaf.shape[0] == rows for leaf in leaves):
-            name, leaf = next((n, x) for n, x in leaves_with_names(batch) if x.ndim == 0 or x.shape[0] != rows)
+            named = leaves_with_names(batch, is_sparse)
+            name, leaf = next((n, x) for n, x in named if x.ndim == 0 or x.shape[0] != rows)
             raise ValueError(
                 f"batch {step}: {self._last_function()} returned leaf {name!r} as {describe_array(leaf)}; every leaf needs the "
                 f"batch's {rows} rows as its first dimension"

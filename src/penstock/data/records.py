@@ -25,6 +25,7 @@ class RecordSource:
       name: its name in errors and fingerprints; None for the name of its class.
 
     Attributes:
+      records: the object.
       batched: whether it has `__getitems__`.
 
     Raises:
@@ -34,18 +35,18 @@ class RecordSource:
     def __init__(self, records: Any, name: str | None = None):
         if len(records) == 0:
             raise ValueError(f"no records: {type(records).__name__} of length 0")
-        self._records = records
+        self.records = records
         self._name = name or type(records).__name__
         self.batched = hasattr(records, "__getitems__")
 
     def __len__(self) -> int:
         """Return the number of records."""
-        return len(self._records)
+        return len(self.records)
 
     def read(self, indices: np.ndarray) -> list[Record]:
         """Return the records at int64 [n]."""
         if self.batched:
-            records = list(self._records.__getitems__(indices.tolist()))
+            records = list(self.records.__getitems__(indices.tolist()))
             if len(records) != len(indices):
                 raise ValueError(f"{self._name}.__getitems__ returned {len(records)} records for {len(indices)} indices")
             return records
@@ -53,7 +54,7 @@ class RecordSource:
 
     def _read_one(self, index: int) -> Record:
         try:
-            return self._records[index]
+            return self.records[index]
         except Exception as error:
             error.add_note(f"penstock: while reading record {index} of {self._name}")
             raise
@@ -63,13 +64,13 @@ class RecordSource:
         return self._name
 
     def __getstate__(self) -> dict[str, Any]:
-        records = self._records
+        records = self.records
         holds_memmaps = isinstance(records, list) and any(isinstance(record, np.memmap) for record in records)
-        return self.__dict__ | {"_records": to_picklable(records) if holds_memmaps else records}
+        return self.__dict__ | {"records": to_picklable(records) if holds_memmaps else records}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        records = state["_records"]
-        self.__dict__ = state | {"_records": from_picklable(records) if isinstance(records, list) else records}
+        records = state["records"]
+        self.__dict__ = state | {"records": from_picklable(records) if isinstance(records, list) else records}
 
 
 def array_record(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | RemoteFiles) -> RecordSource | RemoteSource:
@@ -111,13 +112,17 @@ def array_record(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]
 def expand(paths: Any) -> list[str]:
     """Expand paths and glob patterns to existing files. The files of a pattern are sorted by name.
 
+    In a pattern, "**" stands for any number of folders, as in `glob` with `recursive=True`. "~" is the folder of the user.
+
     Raises:
       FileNotFoundError: there is no file at a path or pattern.
     """
     given = [paths] if isinstance(paths, (str, os.PathLike)) else paths
     files: list[str] = []
-    for path in [os.fspath(path) for path in given]:
-        found = [path] if os.path.exists(path) else sorted(glob.glob(path))
+    for path in [os.path.expanduser(os.fspath(path)) for path in given]:
+        found = [path] if os.path.exists(path) else sorted(set(glob.glob(path, recursive=True)))  # "**/**" finds files twice
+        if "**" in path:  # which finds the folders on the way too
+            found = [each for each in found if not os.path.isdir(each)]
         if not found:
             raise FileNotFoundError(f"no such file or folder: {path!r} (relative to {os.getcwd()!r}). Check the path or pattern")
         files += found

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from penstock._arguments import at_least
-from penstock.data.arrays import ArraySource, is_stored, read_ranges, read_rows, row_blocks
+from penstock.data.arrays import ArraySource, is_stored, read_ranges, read_rows, refuse_objects, row_blocks
 from penstock.data.source import as_source
 from penstock.data.tree import Batch
 
@@ -46,6 +46,7 @@ def windows(array: Any, length: int, *, stride: int | None = None) -> WindowSour
     length = at_least(1, "ps.windows: length", length)
     stride = length if stride is None else at_least(1, "ps.windows: stride", stride)
     rows = as_source(array)
+    refuse_objects(rows)
     if not isinstance(rows, ArraySource):
         raise TypeError(
             f"ps.windows reads long arrays, and got {type(array).__name__}: give an array (np.asarray(...)), np.memmap(path, "

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import numpy as np
 
-from penstock.data.arrays import ArraySource, is_array
+from penstock.data.arrays import array_source, check_open, is_array, is_closed
 from penstock.data.files import list_files
 from penstock.data.image.files import ENDINGS as IMAGE_ENDINGS
 from penstock.data.records import RecordSource, array_record
@@ -63,7 +63,8 @@ def as_source(data: Any) -> Source:
         - a `Source`;
         - one path or URL, a list of them, or the result of `ps.remote`, of Parquet, Arrow IPC or ArrayRecord files, all of one
           kind;
-        - a `pyarrow.Table`, a Hugging Face `datasets.Dataset` or a `pandas.DataFrame`;
+        - a `pyarrow.Table`, a Hugging Face `datasets.Dataset`, a `pandas.DataFrame`, or a table of another library that exports
+          Arrow's C stream, such as a polars `DataFrame`;
         - a pytree (one array, or nested dicts and tuples) of NumPy arrays, memmaps, h5py datasets, zarr arrays or torch tensors;
         - a mapping of arrays, such as a loaded `.npz` file;
         - an h5py file or group, or a zarr group; the groups inside of it become nested dicts;
@@ -74,7 +75,7 @@ def as_source(data: Any) -> Source:
       An object with `__len__` and `read(indices)`.
 
     Raises:
-      TypeError: `data` is none of these, or holds arrays that are masked or have the dtype object.
+      TypeError: `data` is none of these, or holds arrays that are masked, sparse or ragged.
       ValueError: arrays have different lengths, the length 0 or no leading dimension; two columns have the same name.
       FileNotFoundError: a path does not exist.
 
@@ -106,14 +107,23 @@ def as_source(data: Any) -> Source:
         return from_datasets(data) or RecordSource(data)
     if package == "pandas" and hasattr(data, "columns"):
         data = _columns(data)
+    elif hasattr(data, "__arrow_c_stream__") and not is_array(data):  # a table of polars or another library, and no column
+        from penstock.data.arrow import ArrowSource
+
+        return ArrowSource(data)
+    if hasattr(data, "collect") and not hasattr(data, "__len__"):  # a LazyFrame of polars, for example
+        raise TypeError(f"got a {type(data).__name__} of {package}, which has no rows yet: give the result of its .collect()")
     if package == "ray":
         raise TypeError(f"got a {type(data).__name__} of Ray: give penstock.ray.source(dataset), which makes a source of it")
+    if is_closed(data):
+        check_open(data)
     if package in ("h5py", "zarr") and hasattr(data, "keys"):
         data = _members(data)
-    if isinstance(data, Mapping) and jax.tree_util.all_leaves([data]):  # as JAX takes an .npz file or a UserDict for a leaf
+    # JAX takes an .npz file or a UserDict for a leaf. A sparse matrix by keys of SciPy is a dict too.
+    if isinstance(data, Mapping) and jax.tree_util.all_leaves([data]) and not is_array(data):
         data = dict(data)
     if _holds_arrays(data):
-        return ArraySource(data)
+        return array_source(data)
     if hasattr(data, "__len__") and (hasattr(data, "__getitem__") or hasattr(data, "__getitems__")):
         return RecordSource(data)
     raise TypeError(
@@ -159,7 +169,7 @@ def _paths(data: Any) -> list[str]:
     many = data if isinstance(data, (list, tuple)) else [data]
     if not many or not all(isinstance(path, (str, os.PathLike)) for path in many):
         return []
-    return [os.fspath(path) for path in many]
+    return [os.path.expanduser(os.fspath(path)) for path in many]
 
 
 def _from_files(paths: list[str] | RemoteFiles, names: list[str]) -> Source:
@@ -176,7 +186,14 @@ def _from_files(paths: list[str] | RemoteFiles, names: list[str]) -> Source:
                 f"{folder!r} is a folder: ps.Loader(ps.images({folder!r}, size=224), ...) reads the images in it, and a pattern "
                 f"such as {os.path.join(folder, '*.parquet')!r} reads other files. zarr.open(path) opens a zarr folder."
             )
-        list_files(paths)  # which raises an error if there are none
+        try:
+            list_files(paths)
+        except FileNotFoundError as error:
+            if isinstance(paths, list) and len(paths) > 1:
+                raise FileNotFoundError(
+                    f"{error}. A list of texts is a list of paths: give texts as records, [{{'text': text}} for text in texts]"
+                ) from None
+            raise
     for endings, remedy in _REMEDIES:
         if names[0].lower().endswith(endings):
             raise TypeError(f"a Loader does not read {names[0]!r} itself: {remedy}")

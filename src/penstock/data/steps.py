@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import numpy as np
 
 from penstock._arguments import at_least
 from penstock._clock import Clock
 from penstock._pipeline import Producers
 from penstock.data.read_batch import batch_producers
-from penstock.data.tree import Batch, leaves_with_names, to_numpy
+from penstock.data.tree import Batch, leaves_with_names, to_arrays
 from penstock.data.worker_processes import Workers
 
 
@@ -105,12 +104,6 @@ class Steps:
         return batch_producers(self._read, self.workers, start, math.inf if self.length is None else self.length, clocks)
 
 
-def _copied(leaf: Any) -> Any:
-    """Return a leaf as an array of its own: the function may fill the same buffer for each step, and a feed reads ahead."""
-    array = to_numpy(leaf)
-    return array.copy() if isinstance(array, np.ndarray) else array
-
-
 @dataclass
 class _Read:
     """The function from a step to a batch of NumPy (or JAX) arrays. Each worker process gets a copy of it."""
@@ -122,7 +115,8 @@ class _Read:
         """Call the function, and add its time to the clock."""
         with clock.time("iterate"):
             try:
-                batch = jax.tree.map(_copied, self.fn(step))
+                # A copy, as the function may fill the same buffer for each step, and a feed reads ahead.
+                batch = to_arrays(self.fn(step), copy=True)
             except Exception as error:
                 error.add_note(f"penstock: while {self.name} made batch {step}")
                 raise

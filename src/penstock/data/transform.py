@@ -9,7 +9,9 @@ given to another array. A constant that every batch shares is allowed.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import pkgutil
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -51,6 +53,14 @@ class per_record:  # noqa: N801 - used like a function: transform=ps.per_record(
         if not callable(self.fn):
             raise TypeError(f"per_record needs a function of one record, got {type(self.fn).__name__}")
 
+    def __reduce__(self) -> Any:
+        # As a decorator, it has the name of its function, by which pickle would look for the function.
+        name = f"{getattr(self.fn, '__module__', '')}:{getattr(self.fn, '__qualname__', '')}"
+        with contextlib.suppress(ImportError, AttributeError, ValueError):
+            if pkgutil.resolve_name(name) is self:
+                return pkgutil.resolve_name, (name,)
+        return per_record, (self.fn,)
+
 
 class Transform:
     """A transform of the user, with its random numbers.
@@ -63,6 +73,7 @@ class Transform:
     """
 
     def __init__(self, fn: Callable[..., Any] | per_record, seed: int):
+        self._given = fn
         self.each_record = isinstance(fn, per_record)
         self._fn: Callable[..., Any] = fn.fn if isinstance(fn, per_record) else fn
         if not callable(self._fn):
@@ -70,6 +81,9 @@ class Transform:
         self._seed = seed
         self._takes_rng = _takes_rng(self._fn)
         self._reuse = RecordReuseCheck()
+
+    def __reduce__(self) -> Any:
+        return Transform, (self._given, self._seed)
 
     def batch(self, batch: Batch, step: int, row: int) -> Batch:
         """Apply the function to a batch whose first row is `row` of the global batch."""

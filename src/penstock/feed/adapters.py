@@ -11,8 +11,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
-import jax
-import numpy as np
 from jax.sharding import Sharding
 
 from penstock._clock import Clock
@@ -25,7 +23,7 @@ from penstock.data.steps import Steps
 from penstock.data.streams.jsonl import JsonLines
 from penstock.data.streams.records import decode_state, encode_state
 from penstock.data.streams.webdataset import WebDataset
-from penstock.data.tree import Batch, to_numpy
+from penstock.data.tree import Batch, to_arrays
 
 
 class NoPosition(NamedTuple):
@@ -256,9 +254,7 @@ class _IterableAdapter:
 
     def _next(self) -> Produced:
         iterator = self._open()
-        batch = next(iterator)
-        if self._copy or not all(type(leaf) is np.ndarray for leaf in jax.tree_util.tree_leaves(batch)):
-            batch = jax.tree.map(self._host_leaf, batch)
+        batch = to_arrays(next(iterator), self._copy)
         if self._is_list:
             return Produced(batch, None)
         return Produced(batch, encode_state(iterator.get_state()) if self._has_state else NoPosition(self._no_state()))
@@ -273,15 +269,6 @@ class _IterableAdapter:
                 self._claim(self._iterator)  # the iterable may return the same generator each time, also to another feed
             self._has_state = _has_state(self._iterator)
         return self._iterator
-
-    def _host_leaf(self, leaf: Any) -> Any:
-        array = to_numpy(leaf)
-        if isinstance(array, np.ndarray) and array.dtype == object and not isinstance(leaf, np.ndarray):
-            raise TypeError(
-                f"a batch holds {type(leaf).__name__}, which is neither an array nor a pytree of arrays: turn it into numbers, "
-                "or register its class with jax.tree_util.register_dataclass"
-            )
-        return array.copy() if self._copy and isinstance(array, np.ndarray) else array
 
     def _close(self) -> None:
         """Close the iterator on the thread that ran it, so that generators run their `finally` and loaders end their workers."""

@@ -9,6 +9,7 @@ import itertools
 import math
 import operator
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -103,7 +104,7 @@ class _Item:
 
 
 class Feed(Iterator[Batch]):
-    """An iterator of device batches, returned by `feed`. One thread may use it.
+    """An iterator of device batches, returned by `feed`. Several threads may share it: each batch goes to one of them.
 
     Its threads start with the first `next()`. They end with the batches, at an error, at the end of the `with`, and by `close()`.
     They also end when the feed is garbage-collected, and at interpreter exit.
@@ -145,12 +146,16 @@ class Feed(Iterator[Batch]):
         self._host_buffer, self._device_buffer = host_buffer, device_buffer
         self._timeout, self._strict = timeout, strict
         self._fingerprint = adapter.fingerprint()
+        # Held by the thread inside of `next()`. So the threads that share a feed are one consumer for the pipeline and the meter:
+        # one of them starts it, each batch is taken once, and the end is seen first by one thread, which sets `_ended` before the
+        # others go on. `close`, `interrupt` and `state` take no lock, as a `next()` may wait for ever. It is re-entrant for a
+        # signal handler that calls `next()` during one.
+        self._consuming = threading.RLock()
         self._pipeline: PrefetchPipeline[_Item] | None = None
         self._ended = self._closed = False
         self._warned = has_choice_of_shapes(adapter)  # a caller who asked for several shapes needs no warning
         # The position of the consumer: it counts the batches that were handed over, and not those that wait in a buffer.
-        self._step = first  # number of the next batch
-        self._position: Any = None
+        self._at: tuple[int, Any] = (first, None)  # the number of the next batch, and the position; one value for other threads
         self._bytes = 0
         self._meter, self._caller = Meter(), caller or Caller()
         self._host_clocks = [Clock() for _ in range(adapter.workers)]
@@ -169,25 +174,35 @@ class Feed(Iterator[Batch]):
         """Return the next device batch, and wait for it if necessary.
 
         Raises:
-          StopIteration: there are no more batches.
+          StopIteration: there are no more batches, or another thread got the error that ended them.
           TimeoutError: the batch did not come within `timeout` seconds. `next()` may be called again.
           RuntimeError: the feed is closed.
           BaseException: the error of the source, the placement or the transform, once, after all batches before it.
         """
+        if self._timeout is None:
+            with self._consuming:
+                return self._take(None)
+        begin = time.monotonic()
+        if not self._consuming.acquire(timeout=self._timeout):
+            raise self._late()
+        try:
+            return self._take(max(0.0, self._timeout - (time.monotonic() - begin)))
+        finally:
+            self._consuming.release()
+
+    def _take(self, timeout: float | None) -> Batch:
+        """Take the next batch from the pipeline, on the one thread that holds `_consuming`."""
         pipeline = self._pipeline
         if pipeline is None or self._ended:
             pipeline = self._start()
         try:
             with jax.profiler.TraceAnnotation("penstock.wait"):
-                item = self._meter.take(pipeline.get, self._timeout)
+                item = self._meter.take(pipeline.get, timeout)
             placed = item.placed
             if placed.change:
                 self._report(placed.change)
         except GetTimeout:
-            raise TimeoutError(
-                f"batch {self._step} did not come within timeout={self._timeout} s: {self._adapter.name} is still making "
-                "it; next() may be called again to wait on"
-            ) from None
+            raise self._late() from None
         except Exhausted:
             self._end("it was exhausted")
             raise StopIteration from None
@@ -196,12 +211,21 @@ class Feed(Iterator[Batch]):
         except BaseException as error:  # of the source or the placement, or Ctrl-C on this thread
             self._end(f"it failed with {_summary(error)}")
             raise
-        self._step += 1
+        self._at = (self._step + 1, item.position)
         self._bytes += placed.bytes
-        self._position = item.position
         self._meter.hand_over(placed.batch, item.seconds)
         _heartbeat.batch()
         return placed.batch
+
+    @property
+    def _step(self) -> int:
+        return self._at[0]
+
+    def _late(self) -> TimeoutError:
+        return TimeoutError(
+            f"batch {self._step} did not come within timeout={self._timeout} s: {self._adapter.name} is still making "
+            "it; next() may be called again to wait on"
+        )
 
     def close(self) -> None:
         """End the threads and drop the buffered batches. It returns within a second, and may be called again.
@@ -222,10 +246,11 @@ class Feed(Iterator[Batch]):
         Raises:
           TypeError: the iterable has no state, so no feed could continue here.
         """
-        if isinstance(self._position, NoPosition):
-            raise TypeError(self._position.reason)
-        state = {"version": STATE_VERSION, "step": self._step, "of": self._fingerprint}
-        return state if self._position is None else {**state, "position": self._position}
+        step, position = self._at
+        if isinstance(position, NoPosition):
+            raise TypeError(position.reason)
+        state = {"version": STATE_VERSION, "step": step, "of": self._fingerprint}
+        return state if position is None else {**state, "position": position}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue at a saved state. To be called before the first `next()`.
@@ -252,7 +277,7 @@ class Feed(Iterator[Batch]):
             raise RuntimeError("restore() comes before the first batch: make a new feed and restore that")
         check_state(state, self._fingerprint)
         self._adapter.restore(state["step"], state.get("position"))
-        self._step, self._position = state["step"], state.get("position")
+        self._at = state["step"], state.get("position")
         if self._replica_check:
             self._replica_check.first = self._step
 
@@ -282,7 +307,13 @@ class Feed(Iterator[Batch]):
         # The pipeline has no reference to the Feed, so a Feed without references can be collected. At interpreter exit,
         # `_threads` closes the pipeline and waits for its threads.
         weakref.finalize(self, self._pipeline.close, wait=False).atexit = False
+        self._close_if_late()
         return self._pipeline
+
+    def _close_if_late(self) -> None:
+        """Close the pipeline if another thread closed the feed before it could see it."""
+        if self._closed:
+            self._end("it was closed")
 
     def _close(self, why: str) -> None:
         self._closed = True
@@ -307,7 +338,7 @@ class Feed(Iterator[Batch]):
         warnings.warn(
             f"{message}. Make the batches alike (remainder='drop' or 'pad', ps.pad_to), or refuse others with strict=True. "
             "Later changes are not reported",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

@@ -17,7 +17,7 @@ from penstock._arguments import brief
 from penstock._jax import thread_settings
 from penstock.data.collate import MASK
 from penstock.data.order.rows import Rows, local_parts, mesh_axes
-from penstock.data.tree import Batch, describe_array, is_numeric, leaves_with_names
+from penstock.data.tree import Batch, describe_array, is_key, is_numeric, leaves_with_names
 from penstock.feed.replicas import ReplicaCheck, replicas
 
 To = Any  # None, a jax.Device, a Sharding, a pytree of these that is a prefix of the batch, or a Plan
@@ -255,6 +255,9 @@ class Placement:
 
     def _global_array(self, sharding: Sharding, leaf: Any) -> jax.Array:
         """Put the shards of this process on its devices, as a part of a global array."""
+        if is_key(leaf):  # JAX makes no global array of keys, but of their integers
+            integers = self._global_array(sharding, np.asarray(jax.random.key_data(leaf)))
+            return jax.random.wrap_key_data(integers, impl=jax.random.key_impl(leaf))
         if self._rows is None:
             return jax.make_array_from_process_local_data(sharding, leaf)
         if sharding.is_fully_addressable:
@@ -287,8 +290,9 @@ class Placement:
         named = leaves_with_names(batch)
         for name, leaf in named:
             if not is_numeric(leaf.dtype):
+                remedy = "cast it to float64 or complex128" if leaf.dtype.kind in "fc" else "turn it into numbers"
                 raise TypeError(
-                    f"leaf {name!r} is {describe_array(leaf)}, and no device holds {leaf.dtype}: turn it into numbers, or "
+                    f"leaf {name!r} is {describe_array(leaf)}, and no device holds {leaf.dtype}: {remedy}, or "
                     "leave it out of the batch, in the transform of the Loader or where the batch is made"
                 )
         if self._to is not None:

@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding, Sharding
 
 from penstock._jax import process_messages, wait_for_message
 from penstock.data.order.rows import shard_coordinates
-from penstock.data.tree import describe_array
+from penstock.data.tree import describe_array, is_key
 
 _PATIENCE = 300.0  # seconds that one process waits for the hashes of another
 _LOOK = 0.5  # seconds between two checks whether this feed has ended
@@ -161,5 +161,5 @@ class ReplicaCheck:
 
 
 def _hash(leaf: Any) -> str:
-    array: Any = np.ascontiguousarray(leaf)
+    array: Any = np.ascontiguousarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
     return hashlib.blake2b(array.reshape(-1).view(np.uint8).data if array.size else b"", digest_size=16).hexdigest()

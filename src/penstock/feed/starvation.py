@@ -36,6 +36,7 @@ import jax
 
 from penstock._pipeline import GetTimeout
 from penstock._threads import Threads, close_at_exit
+from penstock.data.tree import is_key
 
 T = TypeVar("T")
 
@@ -211,7 +212,7 @@ class Meter:
         self._last_at = now = time.perf_counter()
         self.steps += 1
         if self.steps == 1:
-            leaves = (leaf for leaf in jax.tree_util.tree_leaves(batch) if isinstance(leaf, jax.Array))
+            leaves = (leaf for leaf in _leaves(batch) if isinstance(leaf, jax.Array))
             self._platform = next((next(iter(leaf.devices())).platform for leaf in leaves), None)
             self._inner_before = self._inner.starved(0.0).seconds if self._inner else 0.0
         elif self._is_due and now >= self._watch_at and batch is not None:
@@ -228,7 +229,7 @@ class Meter:
         """
         if not self.settled:
             return
-        leaves = jax.tree_util.tree_leaves(batch)
+        leaves = _leaves(batch)
         if are_pending(leaves):
             work = pending_results(self._platform, {id(leaf) for leaf in leaves}, newest=8 * _NEWEST)
             late = [leaf for leaf in leaves if are_pending([leaf])]
@@ -368,7 +369,7 @@ def pending_results(platform: str | None, without: Set[int] = frozenset(), newes
       newest: the number of arrays to ask.
     """
     items = [item for reference in list(_waiting) if (item := reference()) is not None]
-    ignored = {id(leaf) for item in items for leaf in jax.tree_util.tree_leaves(item.placed.batch)} | without
+    ignored = {id(leaf) for item in items for leaf in _leaves(item.placed.batch)} | without
     arrays = [array for array in jax.live_arrays(platform)[: newest + len(ignored)] if id(array) not in ignored]
     try:
         return sorted(_pending_among(arrays[:newest]), key=lambda array: array.nbytes)[:8]
@@ -378,7 +379,7 @@ def pending_results(platform: str | None, without: Set[int] = frozenset(), newes
 
 def are_pending(arrays: Iterable[Any]) -> bool:
     """Return whether any of some arrays is not computed yet."""
-    on_device = [array for array in arrays if isinstance(array, jax.Array)]
+    on_device = [array for array in _leaves(list(arrays)) if isinstance(array, jax.Array)]
     try:
         return next(_pending_among(on_device), None) is not None
     except RuntimeError:  # one was donated in this moment: ask again, without it
@@ -395,3 +396,8 @@ def _pending_among(arrays: Iterable[Any]) -> Iterator[jax.Array]:
     that no other thread can delete an array between them.
     """
     return itertools.filterfalse(_is_ready, itertools.filterfalse(_is_deleted, arrays))
+
+
+def _leaves(batch: Any) -> list[Any]:
+    """Return the leaves of a batch as `jax.live_arrays` lists them: typed PRNG keys, which have no `is_ready`, as integers."""
+    return [jax.random.key_data(leaf) if is_key(leaf) else leaf for leaf in jax.tree_util.tree_leaves(batch)]

@@ -20,7 +20,7 @@ from keras.src.trainers.data_adapters.data_adapter_utils import class_weight_to_
 from penstock.data.loader import Loader
 from penstock.data.steps import Steps
 from penstock.data.streams.stream import Stream
-from penstock.data.tree import Batch, to_numpy
+from penstock.data.tree import Batch, is_whole, to_arrays, to_numpy
 from penstock.feed.adapters import adapt, iterate, length_of, mark_as_used, may_change
 from penstock.feed.device_feed import STATE_VERSION, Feed
 from penstock.feed.stats import Caller, Stats, caller_of
@@ -278,4 +278,13 @@ def _state(feed: Feed) -> Any:
 
 
 def _numpy_tree(batch: Batch) -> Batch:
-    return tree.map_structure(to_numpy, batch, none_is_leaf=False)
+    def convert(node: Any) -> Any:
+        if is_whole(node):
+            return to_arrays(node)
+        return None if node is None or tree.is_nested(node) else to_numpy(node)  # None goes on to the parts of the node
+
+    try:
+        return tree.traverse(convert, batch)
+    except (TypeError, ValueError):
+        to_arrays(batch)  # raises an error that names the leaf
+        raise

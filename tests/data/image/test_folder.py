@@ -345,3 +345,8 @@ def test_a_folder_given_to_a_loader_names_the_function(tmp_path):
         ps.Loader(folder_of(tmp_path, NAMES), 2)
     with pytest.raises(TypeError, match=r"ps\.images"):
         ps.Loader(str(tmp_path), 2)
+
+
+def test_a_folder_may_lie_in_the_folder_of_the_user(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(folder_of(tmp_path, NAMES)))
+    assert ps.images("~/b", 8).paths == ["10.jpg", "2.jpg"]

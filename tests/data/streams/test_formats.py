@@ -92,6 +92,29 @@ def test_pickles_are_refused(tmp_path, ending):
         first_batch(ps.webdataset(tmp_path / "x.tar"))
 
 
+ARRAY = b"\x93NUMPY\x01\x00"
+
+
+@pytest.mark.parametrize(
+    ("ending", "data"),
+    [
+        ("npy", b""),
+        ("npy", ARRAY),
+        ("npy", b"PK\x03\x04 no archive"),
+        ("npy", ARRAY + b"\x30\0{'descr': '<f4', 'fortran_order': False, 'shape': (" + b"9" * 9 + b",)}\n"),
+        ("cls", b""),
+        ("cls", b"cat"),
+        ("json", b""),
+        ("json", b"[" * 100_000),
+        ("txt", b"\xff\xfe"),
+    ],
+)
+def test_a_member_that_cannot_be_decoded_is_named_with_its_size(tmp_path, ending, data):
+    (tmp_path / "x.tar").write_bytes(tar_bytes([(f"a.{ending}", data)]))
+    with pytest.raises(ValueError, match=rf"x.tar, record 'a': member '{ending}' cannot be decoded: .+ \({len(data):,} bytes\)"):
+        first_batch(ps.webdataset(tmp_path / "x.tar"))
+
+
 def test_an_array_of_objects_in_a_webdataset_is_refused(tmp_path):
     array = io.BytesIO()
     np.save(array, np.array([{}], dtype=object))

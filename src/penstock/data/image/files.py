@@ -122,7 +122,7 @@ def open_folder(folder: Any) -> Folder:
     if isinstance(folder, RemoteFiles):
         return RemoteFolder(folder)
     if not is_url(folder):
-        return LocalFolder(os.fspath(folder))
+        return LocalFolder(os.path.expanduser(os.fspath(folder)))
     if is_http(folder) and "?" in folder:
         raise ValueError(
             f"{shown(folder)!r} has a query, and cannot be listed as a folder: give the URLs of its files, as "

@@ -17,10 +17,18 @@ import numpy as np
 
 from penstock.data.array_pickling import from_picklable, to_picklable
 from penstock.data.arrays import ArraySource, RowBlocks, is_stored, read_ranges, span
-from penstock.data.collate import is_list_of_numbers
 from penstock.data.concatenation import has_weights
 from penstock.data.source import Source, as_source, describe_source
-from penstock.data.tree import Record, as_records, describe_array, is_numeric, leaf_name, leaves_with_names, to_numpy
+from penstock.data.tree import (
+    Record,
+    as_records,
+    describe_array,
+    is_list_of_numbers,
+    is_numeric,
+    leaf_name,
+    leaves_with_names,
+    to_numpy,
+)
 
 if TYPE_CHECKING:
     from penstock.data.arrow import ArrowSource

@@ -93,7 +93,7 @@ def pack(
     if index is not None and not os.fspath(index):
         raise ValueError("ps.pack: index='' is not a path: give the path of a file, or None to keep the index in memory")
     documents = as_documents(source, leaf)
-    path = None if index is None else os.path.abspath(os.fsdecode(index))
+    path = None if index is None else os.path.abspath(os.path.expanduser(os.fsdecode(index)))
     pieces, made_of = _index(documents, settings, path)
     values = {"padding": padding} if eos is None else {"padding": padding, "eos": eos}
     for name, value in values.items():

@@ -136,7 +136,7 @@ def local(
       [0, 1]
     """
     if not is_url(url):
-        return os.fspath(url)
+        return os.path.expanduser(os.fspath(url))
     files = remote(url, storage_options=storage_options, cache=cache, cache_bytes=cache_bytes, timeout=timeout)
     if len(files) != 1:
         raise ValueError(

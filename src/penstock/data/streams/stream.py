@@ -21,7 +21,7 @@ from penstock.data.collate import stack
 from penstock.data.order.rows import index_and_count
 from penstock.data.streams.records import Cursor, IterableRecords, Raw, Records
 from penstock.data.transform import Transform, per_record
-from penstock.data.tree import Batch, Record, leaves_with_names, to_numpy
+from penstock.data.tree import Batch, Record, is_sparse, leaves_with_names, to_arrays
 
 Deal = Literal["records", "files", "own"]
 
@@ -127,7 +127,8 @@ def _window(shuffle: Any) -> int:
 def _as_records(source: Any) -> Records:
     if all(hasattr(source, name) for name in ("cursor", "decode", "describe")):
         return source
-    if isinstance(source, (str, bytes, Mapping)) or hasattr(source, "dtype") or not isinstance(source, Iterable):
+    is_data = hasattr(source, "dtype") or hasattr(source, "__arrow_c_stream__")  # whose items are no records but columns
+    if isinstance(source, (str, bytes, Mapping)) or is_data or not isinstance(source, Iterable):
         raise TypeError(
             f"stream needs an iterable of records, got {type(source).__name__}: for files, ps.jsonl(paths) or "
             "ps.webdataset(paths); for arrays and other data with random access, ps.Loader"
@@ -286,11 +287,11 @@ class StreamIterator(Iterator[Batch]):
             batch = stream.collate(records)
             if transform is not None and not transform.each_record:
                 batch = transform.batch(batch, self._step, row)
+            batch = to_arrays(batch)
         except Exception as error:
             error.add_note(f"penstock: while making batch {self._step}, whose first record is {raws[0].place}")
             raise
-        batch = jax.tree.map(to_numpy, batch)
-        for name, leaf in leaves_with_names(batch):
+        for name, leaf in leaves_with_names(batch, is_sparse):
             if not getattr(leaf, "ndim", 0) or leaf.shape[0] != len(raws):
                 raise ValueError(
                     f"batch {self._step}: leaf {name!r} has shape {list(getattr(leaf, 'shape', []))}; every leaf needs the "

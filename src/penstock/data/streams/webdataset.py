@@ -23,7 +23,7 @@ _DECODERS: dict[str, Callable[[bytes], Any]] = {
     "json": json.loads,
     "txt": bytes.decode,
     "cls": int,
-    "npy": lambda data: np.load(io.BytesIO(data), allow_pickle=False),
+    "npy": lambda data: np.lib.format.read_array(io.BytesIO(data), allow_pickle=False),  # `np.load` also opens other formats
 }
 
 
@@ -94,8 +94,9 @@ class WebDataset(FileRecords):
                 raise ValueError(f"{raw.place}: member {extension!r} {why}")
             try:
                 record[extension] = _DECODERS[kind](data) if kind in _DECODERS and extension != "__key__" else data
-            except ValueError as error:
-                raise ValueError(f"{raw.place}: member {extension!r} cannot be decoded: {error}") from error
+            except Exception as error:  # such as MemoryError for the shape in a damaged header
+                why = f"{error or type(error).__name__} ({len(data):,} bytes)"
+                raise ValueError(f"{raw.place}: member {extension!r} cannot be decoded: {why}") from error
         return record
 
 
