@@ -110,7 +110,8 @@ def run(*args: str, **variables: str) -> subprocess.CompletedProcess[str]:
 @glibc
 def test_a_program_gets_the_settings_its_arguments_and_its_exit_status():
     code = "import json, os, sys; print(json.dumps([dict(os.environ), sys.argv[1:]])); sys.exit(7)"
-    done = run("--", sys.executable, "-c", code, "--steps", "3", "--", "x")
+    assert run("--", sys.executable, "-c", "").stderr == ""
+    done = run("-v", "--", sys.executable, "-c", code, "--steps", "3", "--", "x")
     assert done.returncode == 7
     environment, argv = json.loads(done.stdout)
     assert argv == ["--steps", "3", "--", "x"]
@@ -173,24 +174,13 @@ def test_a_step_has_few_page_faults_with_each_other_allocator(faults_as_it_comes
 
 @pytest.mark.slow
 @glibc
-@pytest.mark.parametrize("more", [[], ["--processes", "2"]])
-def test_a_training_by_penstock_says_once_what_it_has_set(tmp_path, more):
-    command = [
-        sys.executable,
-        "-m",
-        "penstock",
-        "train",
-        "digits",
-        "--steps",
-        "2",
-        "--quiet",
-        "--out",
-        str(tmp_path / "run"),
-        *more,
-    ]
+@pytest.mark.parametrize(("more", "count"), [(["-v"], 1), (["-v", "--processes", "2"], 1), (["--processes", "2"], 0)])
+def test_a_training_by_penstock_says_once_what_it_has_set_if_it_is_asked(tmp_path, more, count):
+    command = [sys.executable, "-m", "penstock", "train", "digits", "--steps", "2", "--out", str(tmp_path / "run"), *more]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True, env=AS_IT_COMES)
     first = "LD_PRELOAD=" if INSTALLED else "MALLOC_MMAP_MAX_=0 "
-    assert done.stderr.count(f"started with the settings of penstock run: {first}") == 1
+    assert done.stderr.count(f"started with the settings of penstock run: {first}") == count
+    assert ("[Gloo]" in done.stdout + done.stderr) == (more == ["-v", "--processes", "2"])
 
 
 def test_settings_are_shown_as_commands_of_a_shell(cpu, capsys):

@@ -87,8 +87,8 @@ def run(args: argparse.Namespace) -> int:
     """Run one suite or all suites, print the report, and write its files after each round.
 
     Returns:
-      0, also where a target was missed or a library is not installed; 1 if a variant failed; 2 for arguments or files that cannot
-      be used. 130 after Ctrl-C; the report then has the measurements so far.
+      0, also where a target was missed or some variants lack a library; 1 if a variant failed or nothing was measured; 2 for
+      arguments or files that cannot be used. 130 after Ctrl-C; the report then has the measurements so far.
     """
     try:
         chosen = _chosen(args)

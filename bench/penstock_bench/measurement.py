@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import secrets
+import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,12 @@ from penstock_bench.model import SizeName, Workload
 from penstock_bench.outcome import Run
 from penstock_bench.page import as_html
 from penstock_bench.rounds import Harness
+from penstock_bench.suites import SUITES
 from penstock_bench.verdict import judge
+from penstock_bench.wording import of_command
+
+_EXTRA = '. In a clone of the repository: pip install -e "bench[suites]"'
+_EXTRAS = {**dict.fromkeys([*SUITES, "all"], _EXTRA), "shard": _EXTRA + ', and "bench[outside]" for --suite outside'}
 
 
 @dataclass(frozen=True)
@@ -68,8 +74,8 @@ def measure_and_report(
       answers: whether a report in which nothing could be judged is a failure.
 
     Returns:
-      0, also where a target was missed or a library is not installed; 1 if a variant failed, the time was too short to measure
-      anything, or an answer is missing. 130 after Ctrl-C; the report then has the measurements so far.
+      0, also where a target was missed or some variants lack a library; 1 if a variant failed, nothing was measured, or an answer
+      is missing. 130 after Ctrl-C; the report then has the measurements so far.
     """
     warn_of_known_faults()
     console = Console()
@@ -78,9 +84,21 @@ def measure_and_report(
     report.print_report(console, result)
     if interrupted:
         return 130
-    nothing = result.partial is not None and not any(outcome.samples for outcome in result.outcomes)
+    nothing = not any(outcome.samples for outcome in result.outcomes)
+    if nothing and (reason := why_nothing(result)):
+        print(f"penstock {of_command(suite)}: error: {reason}", file=sys.stderr)
     unanswered = answers and judge(result).trusted is not True
     return 1 if nothing or unanswered or any(outcome.failures for outcome in result.outcomes) else 0
+
+
+def why_nothing(run: Run) -> str:
+    """Return why no variant of a run could run, and what to install; "" if some could."""
+    missing = [missing for outcome in run.outcomes for missing in outcome.missing]
+    if not missing or any(outcome.failures for outcome in run.outcomes) or run.partial:
+        return ""
+    reasons = dict.fromkeys(f"needs {each.command}" if each.command else each.reason for each in missing)
+    install = _EXTRAS.get(run.suite, "") if any(each.command for each in missing) else ""
+    return f"nothing was measured: {'; '.join(reasons)}{install}"
 
 
 def measure(

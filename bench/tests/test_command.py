@@ -12,7 +12,7 @@ import pytest
 
 from penstock_bench import command, measurement
 from penstock_bench.budget import Budget, that_fit_in_time, too_late
-from penstock_bench.outcome import Block, Outcome, Run, Sample
+from penstock_bench.outcome import Block, Missing, Outcome, Run, Sample
 from penstock_bench.rounds import Harness
 from penstock_bench.suites import SUITES, find, load
 
@@ -108,6 +108,30 @@ def test_status_is_1_only_where_a_variant_failed(suite, workload, status, tmp_pa
     assert f"## {workload}" in pages[0].read_text()
     assert workload in pages[1].read_text()
     assert sorted(path.name for path in tmp_path.iterdir() if "part" in path.name) == []
+
+
+def test_a_run_that_measures_nothing_has_status_1_and_says_why(suite, tmp_path, capsys):
+    for workload, variant, words in (
+        ("missing", "absent", "needs pip install no_such_module_of_ours tensorflow_of_ours"),
+        ("missing", "elsewhere", "this==1"),
+        ("unsuited", "two", "it has no wings"),
+    ):
+        status, document = _run_fake(tmp_path, "--quick", "--only", workload, "--variant", variant)
+        assert (status, document["workloads"][0]["samples"]) == (1, [])
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert error.startswith("penstock bench fake: error: nothing was measured: ")
+        assert words in error
+
+
+@pytest.mark.parametrize(
+    ("name", "extra"), [("keras", "suites"), ("frameworks", "suites"), ("shard", "outside"), ("all", "suites")]
+)
+def test_a_suite_without_its_libraries_names_its_extra(name, extra):
+    lacking = tuple(Missing(variant, "not installed", f"pip install {variant}") for variant in ("keras", "flax"))
+    outcome = Outcome(load("feed").WORKLOADS[0], "quick", None, (), missing=lacking)
+    why = measurement.why_nothing(Run(name, "quick", 0, {}, (outcome,), 0.0))
+    assert "needs pip install keras; needs pip install flax" in why
+    assert f'"bench[{extra}]"' in why
 
 
 def test_scored_workload_has_one_round_no_control_and_targets_over_its_parts(suite, tmp_path, capsys):
@@ -246,7 +270,7 @@ def test_file_of_a_run_that_is_killed_says_that_it_is_not_finished(suite, tmp_pa
         seen.append(json.loads(path.read_text())["partial"])
 
     monkeypatch.setattr(Harness, "round", look)
-    assert command.run(_args("fake", "--only", "plain", "--rounds", "2", "--json", str(path))) == 0
+    assert command.run(_args("fake", "--only", "plain", "--rounds", "2", "--json", str(path))) == 1  # nothing was measured
     assert seen == ["not finished, rounds done: 0", "not finished, rounds done: 1"]
     assert json.loads(path.read_text())["partial"] is None
 

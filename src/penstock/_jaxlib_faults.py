@@ -86,7 +86,7 @@ FAULTS = (SCATTER_OF_A_SLICE, PATCHES_SHARDED_TWICE, DENSE_DEPTHWISE_GRADIENT, G
 # The programs that show whether this release has other faults.
 
 _TOLERANCE = 1e-4  # relative; float32 sums of ten terms differ by 1e-6, the wrong values by 1e-3 and more
-_SECONDS = 7.0  # a case takes about 1 s, and 3 s on a busy machine; the doctor promises less than 10 s for everything
+_SECONDS = 60.0  # a case takes about 1 s, and ten times as long where other programs use all cores
 
 # Signals that a program causes itself. Others come from outside, such as SIGKILL if memory is short.
 _CRASHES = frozenset((signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE))

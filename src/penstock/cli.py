@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import sys
 from collections.abc import Sequence
 from importlib.metadata import entry_points
@@ -55,6 +56,14 @@ class _Parser(argparse.ArgumentParser):
 
     def __init__(self, **settings: Any):
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
+
+    def parse_known_args(self, *args: Any, **settings: Any) -> Any:
+        """Refuse what is left here, in the words of the command that does not know it, and not in those of `penstock`."""
+        parsed, left = super().parse_known_args(*args, **settings)
+        if left:
+            near = difflib.get_close_matches(left[0].partition("=")[0], self._option_string_actions, n=1)
+            self.error(f"unrecognized arguments: {' '.join(left)}{f'; did you mean {near[0]}' if near else ''}")
+        return parsed, left
 
     def error(self, message: str) -> NoReturn:
         """Print one line and exit with status 2."""

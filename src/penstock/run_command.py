@@ -228,7 +228,7 @@ def say_what_was_applied() -> None:
 DESCRIPTION = """\
 Start a program with the settings of the C library's allocator and of XLA with which training with JAX was fastest where we
 measured it, and change nothing else. On a CPU, a step gets its memory from the system anew each time without them. Variables
-that you have set stay as they are. It prints what it sets and why, and becomes the program, which keeps its process id."""
+that you have set stay as they are. It becomes the program, which keeps its process id."""
 EPILOG = """\
 example:
   penstock run -- python train.py --steps 1000
@@ -237,9 +237,11 @@ example:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `penstock run`."""
-    parser.usage = "penstock run [--show] [--quiet] -- PROGRAM [ARGUMENTS …]"
+    parser.usage = "penstock run [--show] [-v | --quiet] -- PROGRAM [ARGUMENTS …]"
     parser.add_argument("--show", action="store_true", help="print the settings as shell commands, and start nothing")
-    parser.add_argument("--quiet", action="store_true", help="do not print what is set")
+    amount = parser.add_mutually_exclusive_group()
+    amount.add_argument("-v", "--verbose", action="store_true", help="print what is set and why")
+    amount.add_argument("--quiet", action="store_true", help="do not print what could not be set, either")
     parser.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM", help="the program and its arguments")
 
 
@@ -261,8 +263,8 @@ def run(args: argparse.Namespace) -> int:
         if Path(program[0]).exists():
             return _fail(126, f"{program[0]} cannot be executed{hint}")
         return _fail(127, f"{program[0]} is not a program on the search path{hint}")
-    if not args.quiet:
-        print("\n".join(f"penstock run: {line}" for line in describe(choice)), file=sys.stderr, flush=True)
+    for line in () if args.quiet else describe(choice) if args.verbose else choice.left:
+        print(f"penstock run: {line}", file=sys.stderr, flush=True)
     return _replace_process(program, choice)
 
 

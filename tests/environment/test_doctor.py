@@ -105,6 +105,16 @@ def test_a_jax_that_does_not_start_is_wrong(monkeypatch):
     assert "no_such_platform" in finding.found
 
 
+@pytest.mark.parametrize(("accelerator", "advice"), [(True, "held by another process"), (False, "less busy")])
+def test_only_a_machine_with_an_accelerator_is_asked_about_it(monkeypatch, accelerator, advice):
+    monkeypatch.setattr(doctor, "_SECONDS", 0.01)
+    monkeypatch.setattr(doctor.machine, "has_accelerator", lambda: accelerator)
+    (finding,) = doctor._devices()
+    assert (finding.status, finding.name) == ("unknown", "JAX")
+    assert advice in finding.remedy
+    assert ("accelerator" in finding.remedy) == accelerator
+
+
 def test_gpus_that_jax_does_not_use_are_named():
     on_cpu = [Finding("Devices", "cpu", "ok", "1 × cpu")]
     (finding,) = doctor._unused_gpus(on_cpu, ["NVIDIA H200"])

@@ -107,3 +107,12 @@ def test_an_allocator_that_nobody_chose_is_worth_penstock_run(monkeypatch, envir
         assert finding.status == status
         assert ("penstock run" in finding.remedy) == (status == "warning")
         assert ("libtcmalloc" in finding.remedy) == (status == "warning" and not installed)
+
+
+@pytest.mark.parametrize("name", ["accel0", "vfio/3", "kfd", "vfio/vfio", "null", None])
+def test_an_accelerator_is_found_by_its_device_file(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(machine, "nvidia_gpu", lambda: False)
+    if name is not None:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert machine.has_accelerator(tmp_path) == (name in ("accel0", "vfio/3", "kfd"))

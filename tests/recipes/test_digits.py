@@ -135,15 +135,29 @@ def test_resume_takes_the_newest_run(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_planned_training_has_the_losses_of_data_parallel_training(short, tmp_path):
-    digits.train(10, 64, 3, tmp_path / "auto", quiet=True, plan="auto")
+def test_a_finished_run_goes_on_with_more_steps(tmp_path):
+    digits.train(10, 64, 3, tmp_path, quiet=True)
+    result = digits.train(15, out=tmp_path, quiet=True)
+    assert (result.step, list(_accuracies(tmp_path))) == (15, [10, 15])
+    assert digits.train(out=tmp_path, quiet=True, resume=True).step == 15  # its own number, not the default
+    assert digits.train(12, out=tmp_path, quiet=True).verdict == "nothing left to train: the run is at step 15"
+
+
+@pytest.mark.slow
+def test_planned_training_has_the_losses_of_data_parallel_training(tmp_path, capsys):
+    digits.train(10, 64, 3, tmp_path / "auto", plan="auto")
+    printed = capsys.readouterr().err
+    assert "plan: 8 × this machine, mesh " in printed
+    assert "leaves, the largest first" not in printed
+    digits.train(11, out=tmp_path / "auto", verbose=True)  # plans again, as the run did
+    assert "leaves, the largest first" in capsys.readouterr().err
     digits.train(10, 64, 3, tmp_path / "data", quiet=True)
-    np.testing.assert_allclose(_losses(tmp_path / "auto"), _losses(tmp_path / "data"), rtol=1e-4)
+    np.testing.assert_allclose(_losses(tmp_path / "auto")[:10], _losses(tmp_path / "data"), rtol=1e-4)
 
 
 def test_resume_without_a_run_is_refused(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(digits.CannotStartError, match="no run in runs/digits"):
+    with pytest.raises(digits.CannotStartError, match=r"no run of penstock train digits in runs/; name its folder with --out"):
         digits.train(resume=True)
     with pytest.raises(digits.CannotStartError, match="no run to continue"):
         digits.train(out=tmp_path, resume=True)

@@ -187,6 +187,23 @@ def test_a_tiny_training_leaves_metrics_and_a_sample(story, tmp_path, monkeypatc
     assert (tmp_path / "run/sample.txt").read_bytes() == result.prompt + result.sample
 
 
+def test_a_run_continues_with_its_own_settings_and_goes_on_with_more_steps(story, tmp_path, monkeypatch):
+    monkeypatch.setattr(language_model, "Sizes", lambda: Sizes(width=16, depth=1, heads=2, kv_heads=1, hidden=16))
+    monkeypatch.chdir(tmp_path)
+    text.train(story.name, steps=2, context=16, seed=5, out="runs/story", quiet=True)  # a name of the user's own
+    done = text.train(resume=True, quiet=True)
+    assert (done.step, done.out) == (2, Path("runs/story"))
+    assert done.verdict == "nothing left to train: the run is at step 2"
+    longer = text.train(steps=3, resume=True, quiet=True)
+    assert (longer.step, len(_validated(longer.out))) == (3, 2)
+    with pytest.raises(CannotStartError, match="context was 16 and is 32"):
+        text.train(context=32, out="runs/story", quiet=True)
+    with pytest.raises(CannotStartError, match=r"--out runs/story: .*cannot be continued with this feed"):
+        Path("other.txt").write_text("another text, " * 50)
+        text.train("other.txt", out="runs/story", quiet=True)
+    assert text.train(out="runs/story", quiet=True).step == 3  # a refused command leaves the run as it was
+
+
 @pytest.fixture(scope="module")
 def short(tmp_path_factory) -> text.Result:
     return text.train(steps=24, context=32, seed=3, out=tmp_path_factory.mktemp("runs") / "a", quiet=True)
@@ -239,7 +256,7 @@ def test_stopped_run_continues_with_the_same_losses(short, tmp_path, monkeypatch
 
 @pytest.mark.slow
 def test_training_in_half_the_default_steps_reaches_2_65_bits_per_byte_on_one_device(tmp_path):
-    process = start("text", "--quiet", "--steps", str(text._STEPS // 2), "--out", str(tmp_path))
+    process = start("text", "--quiet", "--steps", str(text.Settings.steps // 2), "--out", str(tmp_path))
     printed, errors = process.communicate(timeout=280)
     assert process.returncode == 0, errors
     assert _validated(tmp_path)[-1] <= 2.65  # 2.62 on Python 3.13, whose topics of help() are other ones; below 2.6 before

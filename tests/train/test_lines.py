@@ -2,6 +2,7 @@
 
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,3 +60,14 @@ def test_a_line_without_an_end_is_broken(monkeypatch):
     lines = LinePrefixer(0)
     assert lines.add(b"x" * 11, 0.0) == b"[0] " + b"x" * 11 + b"\n"
     assert lines.end() == b""
+
+
+@pytest.mark.parametrize("rank", [0, 3, 17])
+def test_lines_of_gloo_that_tell_of_a_connection_are_shown_on_request(rank):
+    connected = b"[Gloo] Rank %d is connected to 1 peer ranks. Expected number of connected peer ranks is : 1\n" % rank
+    kept = b"[Gloo] Rank 0 lost its peer\nloss 1 [Gloo] Rank 0 is connected to 1 peer ranks. Expected number of\n"
+    for cut in (0, 10, len(connected)):
+        lines = LinePrefixer(rank)
+        got = lines.add(connected[:cut], 0.0) + lines.add(connected[cut:] + kept, 0.0) + lines.end()
+        assert [line.partition(b"] ")[2] for line in got.splitlines()] == kept.splitlines()
+    assert LinePrefixer(rank, verbose=True).add(connected, 0.0) == b"[%d] " % rank + connected

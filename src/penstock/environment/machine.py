@@ -18,7 +18,7 @@ from pathlib import Path
 from penstock._jaxlib_faults import processor
 from penstock._versions import installed, numbers
 from penstock.environment.report import Finding
-from penstock.run_command import PRELOAD, choose
+from penstock.run_command import PRELOAD, choose, nvidia_gpu
 
 _LITTLE_MEMORY = 4 << 30  # bytes; JAX and a small model take one or two GiB
 _SMALL_SHM = 1 << 30  # bytes; worker processes pass batches through /dev/shm
@@ -38,10 +38,15 @@ def nvidia_gpus() -> list[str]:
     """Return the names of the NVIDIA GPUs that their driver reports; none if there is no driver."""
     query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=5, check=True)
+        done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):
         return []
     return [line.strip() for line in done.stdout.splitlines() if line.strip()]
+
+
+def has_accelerator(devices: Path = Path("/dev")) -> bool:
+    """Return whether the machine has a GPU or a TPU that programs may use, by its device files, without starting a framework."""
+    return nvidia_gpu() or any(any(devices.glob(each)) for each in ("accel*", "vfio/[0-9]*", "kfd"))
 
 
 def _cores(section: str) -> Finding:

@@ -10,11 +10,13 @@ shapes before, and variables are then created in its layouts.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import functools
 import itertools
+import re
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import jax
@@ -54,6 +56,8 @@ from penstock.shard.trace.step import TracedStep, trace
 from penstock.train.agreement import decide
 
 _TRAIN = "train"
+_MAPPED = ("trainable", "non_trainable")  # the groups of variables for which a layout map has layouts
+_MOST_SHOWN = 3  # keys of a layout map in a warning
 
 
 class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no types
@@ -68,7 +72,7 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
       hardware, memory, check: as in `penstock.plan`: the hardware, the memory limit of a device, and the compiler that decides
         whether a plan fits.
       layout_map: a `keras.distribution.LayoutMap` of layouts to keep. The plan chooses the layouts of all other variables. Its
-        mesh is the `device_mesh`, if that is not given.
+        mesh is the `device_mesh`, if that is not given. A key that matches no variable when a function is planned is a warning.
       auto_shard_dataset: as in Keras's own distributions.
 
     Attributes:
@@ -126,6 +130,8 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
         read_check(check)
         self._options: dict[str, Any] = {"hardware": hardware, "memory": memory, "check": check}
         self._layout_map = layout_map
+        self._paths: set[str] = set()  # of the variables made so far
+        self._warned: set[str] = set()  # keys of the layout map
         self._known = KnownPlans()
         self._ahead: dict[str, tuple[tuple[int, ...], PlannedLayout]] = {}
         self._mesh: Mesh | None = mesh
@@ -234,7 +240,7 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
         layout_map = LayoutMap(keras_mesh(plan.mesh))
         for leaf, sharding in zip(plan.inputs, named_shardings(plan.inputs, plan.mesh), strict=True):
             group, _, name = leaf.path.partition("/")
-            if group not in ("trainable", "non_trainable"):
+            if group not in _MAPPED:
                 continue
             layout, path = planned_layout(sharding, layout_map.device_mesh, len(leaf.shape), None), without_number(name)
             first = None if path == name else layout_map[path]
@@ -256,6 +262,7 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
         """Return the layout of a variable: the one that it has, or of a plan made before, or a provisional one."""
         if getattr(variable, "_layout", None) is not None:
             return variable._layout
+        self._paths.add(variable.path)
         shape = tuple(variable.shape)
         planned, layout = self._ahead.get(variable.path, (None, None))
         return layout if planned == shape else self._provisional.of(shape)
@@ -310,6 +317,7 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
 
     def _find_plan(self, step: ModelStep, arguments: StepArguments, keep: bool = False) -> tuple[Plan, TracedStep]:
         """Return the plan for a function of a model, and the step that was traced for it. An equal step has been planned once."""
+        self._warn_of_unused_layouts(step)
         kept, kept_on = self._kept_layouts(step, keep)
         begin = time.perf_counter()
         with automatic_axes():
@@ -349,11 +357,34 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
                 if owner is not None and (keep or not (owner is step.model and step.function == _TRAIN)):
                     kept[f"{group}/{path}"] = layout.backend_layout.spec
                     mesh = mesh or layout.backend_layout.mesh
-                elif self._layout_map is not None and group in ("trainable", "non_trainable"):
+                elif self._layout_map is not None and group in _MAPPED:
                     chosen = self._layout_map[variable.path]
                     if chosen is not None:
                         kept[f"{group}/{path}"] = PartitionSpec(*chosen.axes)
         return kept, mesh
+
+    def _warn_of_unused_layouts(self, step: ModelStep) -> None:
+        """Warn once of each key of the layout map that matches no variable of this model, nor of another one made so far.
+
+        It is no error, because the key may be meant for a model that is made later.
+        """
+        if self._layout_map is None:
+            return
+        for group, variables in step.variables().items():
+            paths = {variable.path for variable in variables}
+            # The map has no say over the variables of optimizers and metrics.
+            self._paths = self._paths | paths if group in _MAPPED else self._paths - paths
+        unused = [key for key in self._layout_map if key not in self._warned and not _matches(key, self._paths)]
+        self._warned.update(unused)
+        if unused:
+            shown = [f"{key!r} (the nearest are {_nearest(key, self._paths)})" for key in unused[:_MOST_SHOWN]]
+            shown += [f"{len(unused) - _MOST_SHOWN} more"] * (len(unused) > _MOST_SHOWN)
+            warnings.warn(
+                f"layout_map has keys that match no variable so far, and their layouts are not used: {', '.join(shown)}. Keras "
+                "compares a key, as a regular expression, with the whole path of a variable: '.*up/kernel' matches "
+                "'sequential/up/kernel', and 'up/kernel' does not",
+                stacklevel=2,
+            )
 
     def _set_plan(self, step: ModelStep, plan: Plan) -> None:
         """Give the variables of a model the layouts of a plan."""
@@ -388,6 +419,22 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
                 f"a {type(active).__name__} is active already, and variables can follow only one distribution: leave its scope, "
                 "or keras.distribution.set_distribution(None), before"
             )
+
+
+def _matches(key: str, paths: Set[str]) -> bool:
+    """Return whether Keras finds a key of a layout map for one of the paths; raise ValueError if it is no pattern."""
+    try:
+        return key in paths or any(map(re.compile(key).fullmatch, paths))
+    except re.error as error:
+        raise ValueError(
+            f"layout_map[{key!r}]: is no regular expression ({error}), as which Keras matches it with the whole path of a "
+            "variable: write '.*' where a shell has '*'"
+        ) from error
+
+
+def _nearest(key: str, paths: Set[str]) -> str:
+    ordered = sorted(paths)
+    return ", ".join(map(repr, difflib.get_close_matches(key, ordered, n=3, cutoff=0.3) or ordered[:3]))
 
 
 def _trace(step: ModelStep, arguments: StepArguments) -> TracedStep:

@@ -115,7 +115,7 @@ def data(batches: Any, *, unpack: Callable[[Batch], Any] | None = None) -> Penst
     Args:
       batches: whatever `penstock.feed` takes. A batch is (x,), (x, y), (x, y, sample_weight), or x alone, with arrays [B, ...].
         x may be a dict with the names of the model's inputs as keys. With several processes, each gives only its own rows.
-      unpack: a function from a batch of `batches` to a batch for Keras, such as `lambda b: (b["image"], b["label"], b["mask"])`.
+      unpack: a function from a batch of `batches` to a batch for Keras, such as `lambda b: (b["image"], b["label"])`.
         It runs on the thread that reads or places.
 
     Returns:

@@ -6,13 +6,12 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from penstock._heartbeat import is_launched
 from penstock._stopping import Stopping
 from penstock.errors import CannotStartError, DistributedError, UnsupportedVersionError
-from penstock.recipes.run_folder import choose_folder, say_how_to_continue
+from penstock.recipes.run_folder import choose_folder, find_run, say_how_to_continue
 
 
 def add_process_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +26,7 @@ def add_process_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run_as_processes(count: int | None) -> None:
+def run_as_processes(count: int | None, verbose: bool) -> None:
     """Replace this process by `penstock launch` of its command line, unless it was started so, or the count is None.
 
     Raises:
@@ -39,7 +38,8 @@ def run_as_processes(count: int | None) -> None:
         raise CannotStartError(f"--processes {count}: needs an integer >= 1")
     sys.stdout.flush()
     penstock = [sys.executable, "-m", "penstock"]
-    os.execv(sys.executable, [*penstock, "launch", "-n", str(count), "-m", "penstock", *sys.argv[1:]])
+    launch = ["launch", "-n", str(count), *["-v"] * verbose, "-m", "penstock"]
+    os.execv(sys.executable, [*penstock, *launch, *sys.argv[1:]])
 
 
 def run_on_ray(recipe: str, train: Callable[..., Any], settings: Mapping[str, Any], workers: int) -> Any:
@@ -63,7 +63,8 @@ def run_on_ray(recipe: str, train: Callable[..., Any], settings: Mapping[str, An
         raise CannotStartError(f"--ray: {error}") from error
     if workers < 1:
         raise CannotStartError(f"--ray {workers}: needs an integer >= 1")
-    folder = Path(choose_folder(recipe, settings["out"], settings["resume"])).absolute()
+    out = find_run(recipe, settings["out"], settings["resume"]) or settings["out"]
+    folder = choose_folder(recipe, out).absolute()
     say_how_to_continue(folder)
     if (stopping := Stopping.current) is not None:
         stopping.last_line = lambda: f"the last checkpoint is kept; {stopping.how_to_continue()}"

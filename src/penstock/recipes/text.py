@@ -27,11 +27,14 @@ from penstock.recipes.run_folder import (
     add_integer,
     add_run_arguments,
     check_at_least_one,
+    check_devices,
     check_divides_over_devices,
     check_installed,
     check_seed,
     choose_folder,
     data_mesh,
+    find_run,
+    find_settings,
     fit_in,
     read_lines,
     stoppable,
@@ -51,9 +54,12 @@ the same machine give the same numbers.
 
 The run folder gets checkpoints; metrics.jsonl, a line of JSON for every log point (step, bits_per_byte,
 steps_per_second, input_wait) and every validation (step, val_bits_per_byte); goodput.json; and sample.txt, the text that
-the model wrote. Ctrl-C and SIGTERM save the run; the same command continues it."""
-EPILOG = "example:\n  penstock train text --data book.txt --steps 2000 --out runs/book"
-_STEPS, _BATCH_SIZE, _CONTEXT, _SEED = 600, 8, 128, 0
+the model wrote. Ctrl-C and SIGTERM save the run; the same command continues it. With more --steps, a finished run goes
+on: its learning rate, which was 0 at the end, then follows the schedule of the longer run."""
+EPILOG = """\
+example:
+  penstock train text --data book.txt --steps 2000 --out runs/book
+  penstock train text --resume --steps 4000"""
 _NEEDS = ("flax", "optax", "orbax")
 _LOG_EVERY, _VALIDATE_EVERY = 10, 200  # steps
 _PROMPT, _SAMPLE = 64, 400  # bytes
@@ -63,6 +69,7 @@ _PROMPT, _SAMPLE = 64, 400  # bytes
 class Result:
     """The result of a training."""
 
+    step: int  # number of steps of the run
     bits_per_byte: float  # mean cross-entropy of the held-out bytes, each predicted from at most `context` bytes before it
     gzip_bits_per_byte: float  # size of the same bytes, compressed alone by `gzip -9`, divided by their number
     held_out: int  # number of held-out bytes
@@ -74,14 +81,28 @@ class Result:
     out: Path  # the run folder
 
 
+@dataclass(frozen=True)
+class Settings:
+    """The options that a run keeps."""
+
+    data: str | None = None  # the path of the text; None for the topics of help()
+    steps: int = 600
+    batch_size: int = 8
+    context: int = 128
+    seed: int = 0
+    bf16: bool = False
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `penstock train text` to its parser."""
     parser.add_argument("--data", type=Path, metavar="FILE", help="text to learn (default: the topics of Python's help())")
-    add_integer(parser, "--steps", _STEPS, "training steps")
-    add_integer(parser, "--batch-size", _BATCH_SIZE, "windows of a step, a multiple of the number of devices")
-    add_integer(parser, "--context", _CONTEXT, "bytes that the model reads at once")
-    add_integer(parser, "--seed", _SEED, "of parameters, order and sample, 0 to 2^32 - 1")
-    parser.add_argument("--bf16", action="store_true", help="compute matrix products in bfloat16, for GPUs and TPUs")
+    add_integer(parser, "--steps", Settings.steps, "training steps")
+    add_integer(parser, "--batch-size", Settings.batch_size, "windows of a step, a multiple of the number of devices")
+    add_integer(parser, "--context", Settings.context, "bytes that the model reads at once")
+    add_integer(parser, "--seed", Settings.seed, "of parameters, order and sample, 0 to 2^32 - 1")
+    parser.add_argument(
+        "--bf16", action="store_true", default=None, help="compute matrix products in bfloat16, for GPUs and TPUs"
+    )
     add_run_arguments(parser, "text")
 
 
@@ -89,14 +110,23 @@ def run(args: argparse.Namespace) -> int:
     """Train with the given arguments, print the result, and return the exit status: 0, or 2 if the arguments cannot be used."""
     try:
         result = train(
-            args.data, args.steps, args.batch_size, args.context, args.seed, args.bf16, args.out, args.quiet, resume=args.resume
+            args.data,
+            args.steps,
+            args.batch_size,
+            args.context,
+            args.seed,
+            args.bf16,
+            args.out,
+            args.quiet,
+            resume=args.resume,
+            verbose=args.verbose,
         )
     except CannotStartError as error:
         print(f"penstock train text: error: {error}", file=sys.stderr)
         return 2
     print(f"continuing {_printable(result.prompt)!r}:\n{_printable(result.sample)}\n")
     print(
-        f"held-out text, {result.held_out:,} bytes: {result.bits_per_byte:.3f} bits per byte at step {args.steps:,}; "
+        f"held-out text, {result.held_out:,} bytes: {result.bits_per_byte:.3f} bits per byte at step {result.step:,}; "
         f"gzip -9 of the same bytes alone: {result.gzip_bits_per_byte:.3f}; {result.seconds:.1f} s in all"
     )
     print(f"goodput: {result.goodput}")
@@ -107,19 +137,21 @@ def run(args: argparse.Namespace) -> int:
 
 def train(
     data: str | Path | None = None,
-    steps: int = _STEPS,
-    batch_size: int = _BATCH_SIZE,
-    context: int = _CONTEXT,
-    seed: int = _SEED,
-    bf16: bool = False,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    context: int | None = None,
+    seed: int | None = None,
+    bf16: bool | None = None,
     out: str | Path | None = None,
     quiet: bool = False,
     *,
     resume: bool = False,
+    verbose: bool = False,
 ) -> Result:
     """Train the language model, or continue, and write the metrics and a sample to the run folder.
 
-    The arguments are the options of `penstock train text`. The held-out text does not depend on the seed.
+    The arguments are the options of `penstock train text`; None takes the one of the run that continues, or else the default.
+    The held-out text does not depend on the seed.
 
     Raises:
       CannotStartError: an argument cannot be used, or a library is not installed.
@@ -127,45 +159,51 @@ def train(
     """
     begun = time.perf_counter()
     check_installed(_NEEDS)
-    check_at_least_one(steps=steps, batch_size=batch_size, context=context)
-    check_seed(seed)
-    text = _open(data, context)
-    _check_length(text, data, batch_size)
-    check_divides_over_devices(batch_size)
-    folder = choose_folder("text", out, resume)
-    with stoppable(folder):
-        sample, end = _train(text, steps, batch_size, seed, bf16, folder, quiet)
+    check_devices()
+    run = find_run("text", out, resume)
+    path = None if data is None else str(Path(data).absolute())
+    given = {"data": path, "steps": steps, "batch_size": batch_size, "context": context, "seed": seed, "bf16": bf16}
+    settings = Settings(**find_settings(run, given))
+    check_at_least_one(steps=settings.steps, batch_size=settings.batch_size, context=settings.context)
+    check_seed(settings.seed)
+    name = settings.data if data is None else data  # as the user wrote it
+    text = _open(name, settings.context)
+    _check_length(text, name, settings.batch_size)
+    check_divides_over_devices(settings.batch_size)
+    folder = choose_folder("text", run or out)
+    with stoppable(folder, verbose):
+        sample, end = _train(text, settings, folder, quiet)
     prompt = _prompt(text)
     (folder / "sample.txt").write_bytes(prompt + sample)
     bits = next(line["val_bits_per_byte"] for line in reversed(read_lines(folder)) if "val_bits_per_byte" in line)
     gzipped = gzip_bits_per_byte(text.held_out)
     seconds = time.perf_counter() - begun
     assert end.goodput is not None
-    return Result(bits, gzipped, len(text.held_out), prompt, sample, seconds, end.goodput, end.text, folder)
+    return Result(end.step, bits, gzipped, len(text.held_out), prompt, sample, seconds, end.goodput, end.text, folder)
 
 
-def _train(text: Text, steps: int, batch_size: int, seed: int, bf16: bool, folder: Path, quiet: bool) -> tuple[bytes, ps.Point]:
+def _train(text: Text, settings: Settings, folder: Path, quiet: bool) -> tuple[bytes, ps.Point]:
     """Return the sample and the last point of the run."""
     from penstock.recipes.language_model import LanguageModel, Sizes
 
     mesh = data_mesh()
     sharded = NamedSharding(mesh, PartitionSpec("data"))
-    training = ps.Loader(text.training_windows(), batch_size, shuffle=True, seed=seed)
+    training = ps.Loader(text.training_windows(), settings.batch_size, shuffle=True, seed=settings.seed)
     validation = ps.Loader(text.held_out_windows(), validation_batch_size(32, mesh.size), epochs=1, remainder="pad")
-    model = LanguageModel(Sizes(), steps, jnp.bfloat16 if bf16 else jnp.float32)
+    model = LanguageModel(Sizes(), settings.steps, jnp.bfloat16 if settings.bf16 else jnp.float32)
     # "rbg" is one XLA operation for each draw, which compiles in a third of the time of the default generator.
-    key = jax.random.key(seed, impl="rbg")
+    key = jax.random.key(settings.seed, impl="rbg")
     with ps.feed(training, to=sharded) as batches:
         state, end = fit_in(
             folder,
+            "text",
+            settings,
             model.train,
             jax.jit(lambda: model.start(key)),
             batches,
             quiet=quiet,
-            steps=steps,
             evaluate=ps.Evaluation(model.evaluate, validation, every=_VALIDATE_EVERY),
             log_every=_LOG_EVERY,
-            config={"recipe": "text", "steps": steps, "batch_size": batch_size, "seed": seed, "bf16": bf16},
         )
     assert end is not None  # in one process
     return _sample(model, state, text, key, mesh), end

@@ -56,6 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="time between SIGTERM and SIGKILL when all have to end (default: 10)",
     )
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="show the lines in which gloo says that it is connected, too"
+    )
     parser.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="SCRIPT [ARGUMENTS …]", help="the script with its arguments")
 
@@ -79,6 +82,7 @@ def run(args: argparse.Namespace) -> int:
         restarts=args.restarts,
         stall=args.stall,
         grace=args.grace,
+        verbose=args.verbose,
     )
     for stream in filter(None, (sys.stdout, sys.stderr)):
         stream.flush()

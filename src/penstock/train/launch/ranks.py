@@ -50,6 +50,7 @@ class Launch:
     restarts: int  # how often all are started again after a failure
     stall: float | None  # seconds without a step after which a run has failed; None for no limit
     grace: float  # seconds between SIGTERM and SIGKILL
+    verbose: bool  # whether lines are shown that say only that the ranks are connected
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class _Attempt:
             self._running[rank] = process
             for pipe, descriptor in ((process.stdout, 1), (process.stderr, 2)):
                 assert pipe is not None
-                self._streams[os.dup(pipe.fileno())] = (descriptor, LinePrefixer(rank))
+                self._streams[os.dup(pipe.fileno())] = (descriptor, LinePrefixer(rank, self._launch.verbose))
                 pipe.close()
 
     def run(self) -> Ending:
@@ -278,11 +279,17 @@ class Output:
 
 _FRAME_SECONDS = 5.0  # between two frames of a progress bar
 _LONGEST = 64 << 20  # bytes of a line without an end, after which it is broken
+# A line that gloo, which JAX uses for collectives between CPUs, prints for each group of processes.
+_CONNECTED = re.compile(rb"^\[Gloo\] Rank \d+ is connected to \d+ peer ranks\. Expected number .*\n", re.MULTILINE)
 _FRAMES = re.compile(rb"[^\n]*\r[^\n]*")  # a line with a carriage return
 
 
 class LinePrefixer:
     """The lines of one stream of one rank. One thread uses it.
+
+    Args:
+      rank: is put before each line.
+      verbose: keep the lines in which gloo says that it is connected.
 
     Examples:
       >>> from penstock.train.launch.ranks import LinePrefixer
@@ -291,7 +298,8 @@ class LinePrefixer:
       (b'[1] one\\n', b'', b'[1] two\\n')
     """
 
-    def __init__(self, rank: int):
+    def __init__(self, rank: int, verbose: bool = False):
+        self._verbose = verbose
         self._prefix = f"[{rank}] ".encode()
         self._partial = bytearray()  # the bytes after the last line feed
         self._shown = b""  # the frame of the present line that was written last
@@ -326,6 +334,8 @@ class LinePrefixer:
             if self._shown and _last_frame(first) == self._shown:
                 whole = others
             whole = _FRAMES.sub(lambda line: _last_frame(line[0]), whole)
+        if not self._verbose:
+            whole = _CONNECTED.sub(b"", whole)
         return self._prefix + whole[:-1].replace(b"\n", b"\n" + self._prefix) + b"\n" if whole else b""
 
     def _frame(self, now: float) -> bytes:
