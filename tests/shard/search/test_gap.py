@@ -17,7 +17,7 @@ from penstock.shard.search.solver import solve
 
 FREE = float("inf")
 BEST = 1.001
-NEAR = 1.0201  # times within 2 % are near-ties
+NEAR = 1.08 * 1.02  # a baseline is taken if it is 8 % slower, and times within 2 % are near-ties
 MOST = 10_000
 meshes = pytest.mark.parametrize(
     "mesh",
