@@ -37,6 +37,7 @@ from penstock.shard.hlo.topologies import (
     tpu_compiler_is_installed,
 )
 from penstock.shard.jit import abstract_arguments, jit_flat
+from penstock.shard.mesh.explicit_axes import automatic_axes
 from penstock.shard.mesh.hardware import DATASHEETS
 from penstock.shard.mesh.shapes import abstract_mesh, concrete_mesh, describe_mesh
 from penstock.shard.record import PlanRecord
@@ -275,7 +276,8 @@ def describe_compiler(count: int, devices: Sequence[Any] | None, topology: str |
 def _compile_for_devices(plan: PlanRecord, traced: TracedStep, devices: Sequence[Any] | None) -> Measured:
     """Compile in this process, for its devices."""
     mesh = concrete_mesh(plan.mesh_shape, devices)
-    lowered = jit_flat(plan, traced, mesh).lower(*abstract_arguments(plan, traced, mesh))
+    with automatic_axes(mesh):
+        lowered = jit_flat(plan, traced, mesh).lower(*abstract_arguments(plan, traced, mesh))
     compiled = lowered.compile(FAST_COMPILE if mesh.devices.flat[0].platform == "cpu" else None)
     return measure(compiled, plan.mesh_shape)
 
@@ -284,7 +286,8 @@ def _compile_in_worker(plan: PlanRecord, traced: TracedStep, topology: str | Non
     """Compile in another process, for virtual CPU devices or for TPUs."""
     mesh, platform = abstract_mesh(plan.mesh_shape), "cpu" if topology is None else "tpu"
     arguments = abstract_arguments(plan, traced, mesh)
-    program = export_program(jit_flat(plan, traced, mesh), *arguments, mesh=plan.mesh_shape, platform=platform)
+    with automatic_axes(mesh):
+        program = export_program(jit_flat(plan, traced, mesh), *arguments, mesh=plan.mesh_shape, platform=platform)
     (result,) = measure_exported([program], topology=topology, timeout=_TIMEOUT)
     if isinstance(result, CompileError):
         raise result

@@ -57,7 +57,7 @@ class PlannedStep:
           ValueError: the plan was made for another step or other arguments.
         """
         jitted, forms, given, values = self._read(args, kwargs)
-        with automatic_axes() as surrounding:
+        with automatic_axes(self._mesh) as surrounding:
             try:
                 if surrounding is None and not self._explicit:
                     try:
@@ -88,7 +88,7 @@ class PlannedStep:
         objects do not change.
         """
         jitted, _, given, _ = self._read(args, kwargs)
-        with automatic_axes():
+        with automatic_axes(self._mesh):
             try:
                 return jitted.lower(*to_automatic(given))
             except Exception as error:

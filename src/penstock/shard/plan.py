@@ -470,7 +470,7 @@ class Plan(PlanRecord):
             leaves, structure = jax.tree_util.tree_flatten(created)
             return leaves
 
-        with automatic_axes() as surrounding:
+        with automatic_axes(self._devices_mesh()) as surrounding:
             args = to_automatic(args)
             abstract = jax.eval_shape(create, *args)
             shardings = self._shardings_like(jax.tree_util.tree_unflatten(structure, abstract), argument)
@@ -507,7 +507,7 @@ class Plan(PlanRecord):
         """
         tree, shared = take_shared_out(mark_static(tree))
         leaves, structure = jax.tree_util.tree_flatten(tree)
-        with automatic_axes() as surrounding:
+        with automatic_axes(self._devices_mesh()) as surrounding:
             leaves = put_copy(to_automatic(leaves), self._shardings_like(tree, argument))
             put = jax.tree_util.tree_unflatten(structure, leaves)
         return self._restore(put, surrounding, shared)

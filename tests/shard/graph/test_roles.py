@@ -174,3 +174,195 @@ def test_unsigned_integers_that_are_data_are_a_batch():
 def test_a_role_that_the_user_gives_counts():
     plan = plan_of(mlp_step, mlp(), rows(), roles={"batch/y": "other"})
     assert (roles(plan)["batch/x"], roles(plan)["batch/y"]) == ("batch", "other")
+
+
+# Parameters and the state of an optimizer
+
+
+def momentum(params, gradients, state, rate=0.1):
+    state = jax.tree.map(lambda m, g: 0.9 * m + g, state, gradients)
+    return sgd(params, state, rate), state
+
+
+def training(update, optimizer, loss=mlp_loss):
+    """Return a step state → state, with `update(params, gradients, optimizer)`, and its state."""
+
+    def step(state, batch):
+        gradients = jax.grad(loss)(state["w"], batch)
+        params, moments = update(state["w"], gradients, state["o"])
+        return {"w": params, "o": moments}
+
+    return step, {"w": mlp(), "o": optimizer}
+
+
+def momentum_training(loss=mlp_loss):
+    return training(momentum, mlp(), loss)
+
+
+def factored():
+    """Return a step whose optimizer keeps the means of squares over rows and columns, as Adafactor does."""
+
+    def update(params, gradients, means):
+        squares = {name: 0.9 * means[name] + jnp.mean(gradients["in"] ** 2, dim) for dim, name in enumerate(("columns", "rows"))}
+        scale = jax.lax.rsqrt(squares["rows"][:, None] * squares["columns"] / squares["rows"].mean())
+        return sgd(params, {**gradients, "in": gradients["in"] * scale}), squares
+
+    return training(update, {"rows": array(16), "columns": array(32)})
+
+
+def preconditioned():
+    """Return a step whose optimizer multiplies gradients with matrices, as Shampoo does."""
+
+    def update(params, gradients, left):
+        left = left + gradients["in"] @ gradients["in"].T
+        return sgd(params, {**gradients, "in": jnp.linalg.inv(left) @ gradients["in"]}), left
+
+    return training(update, array(16, 16))
+
+
+def limited():
+    """Return a step that scales all updates by their norm."""
+
+    def update(params, gradients, state):
+        state = jax.tree.map(lambda m, g: 0.9 * m + g, state, gradients)
+        norm = jnp.sqrt(sum(jnp.sum(m**2) for m in jax.tree.leaves(state)))
+        return sgd(params, jax.tree.map(lambda m: m / norm, state)), state
+
+    return training(update, mlp())
+
+
+def averaged():
+    inner, state = momentum_training()
+
+    def step(state, batch):
+        after = inner({"w": state["w"], "o": state["o"]}, batch)
+        return {**after, "mean": jax.tree.map(lambda mean, w: 0.9 * mean + 0.1 * w, state["mean"], after["w"])}
+
+    return step, {**state, "mean": mlp()}
+
+
+def average_loss():
+    inner, state = momentum_training()
+
+    def step(state, batch):
+        after = inner({"w": state["w"], "o": state["o"]}, batch)
+        return {**after, "loss": 0.9 * state["loss"] + 0.1 * mlp_loss(state["w"], batch)}
+
+    return step, {**state, "loss": jnp.zeros(())}
+
+
+def losses_so_far():
+    inner, state = momentum_training()
+
+    def step(state, batch):
+        after = inner({"w": state["w"], "o": state["o"]}, batch)
+        return {**after, "losses": jnp.roll(state["losses"], 1).at[0].set(mlp_loss(after["w"], batch))}
+
+    return step, {**state, "losses": jnp.zeros(100)}
+
+
+def norm_of_updates():
+    inner, state = momentum_training()
+
+    def step(state, batch):
+        after = inner(state, batch)
+        return after, jnp.sqrt(sum(jnp.sum(m**2) for m in jax.tree.leaves(after["o"])))
+
+    return step, state
+
+
+def statistics():
+    """Return a step with a batch normalisation, whose statistics are averaged."""
+
+    def loss(w, batch):
+        hidden = batch["x"] @ w["in"] + w["bias"]
+        hidden = jax.nn.relu((hidden - hidden.mean(0)) / hidden.std(0))
+        return jnp.mean((hidden @ w["out"] - batch["y"]) ** 2)
+
+    inner, state = momentum_training(loss)
+
+    def step(state, batch):
+        mean = (batch["x"] @ state["w"]["in"]).mean(0)
+        return {**inner({"w": state["w"], "o": state["o"]}, batch), "statistics": 0.9 * state["statistics"] + 0.1 * mean}
+
+    return step, {**state, "statistics": array(32)}
+
+
+def in_microbatches():
+    inner, state = momentum_training()
+
+    def step(state, batch):
+        parts = jax.tree.map(lambda leaf: leaf.reshape(2, 8, 16), batch)
+        return jax.lax.scan(lambda state, part: (inner(state, part), None), state, parts)[0]
+
+    return step, state
+
+
+def pooled():
+    """Return a step whose head reads the mean over the rows."""
+
+    def loss(w, batch):
+        return jnp.mean((jax.nn.relu(batch["x"] @ w["in"] + w["bias"]).mean(0) @ w["out"] - batch["y"].mean(0)) ** 2)
+
+    return momentum_training(loss)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(momentum_training, factored, preconditioned, limited, averaged, average_loss, losses_so_far, norm_of_updates),
+        *(statistics, in_microbatches, pooled),
+    ],
+)
+def test_state_that_only_the_update_reads_is_of_the_optimizer(make):
+    step, state = make()
+    found = roles(plan_of(step, state, rows()))
+    assert {path for path, role in found.items() if role == "parameters"} == {"state/w/in", "state/w/bias", "state/w/out"}
+    assert {role for path, role in found.items() if path.startswith("state/") and not path.startswith("state/w/")} == {
+        "optimizer"
+    }
+
+
+@pytest.mark.filterwarnings("ignore:the batch of one row")
+@pytest.mark.parametrize("count", [1, 16], ids=["one row", "rows"])
+@pytest.mark.parametrize("name", ["adamw", "adafactor", "lion", "lamb", "prodigy", "multisteps"])
+def test_the_state_of_optax_is_of_the_optimizer(name, count):
+    optax = pytest.importorskip("optax")
+    make = {"prodigy": optax.contrib.prodigy, "multisteps": lambda rate: optax.MultiSteps(optax.adam(rate), 4)}
+    optimizer = make[name](0.1) if name in make else getattr(optax, name)(0.1)
+
+    def update(params, gradients, state):
+        updates, state = optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state
+
+    step, state = training(update, jax.eval_shape(optimizer.init, mlp()))
+    found = roles(plan_of(step, state, rows(count)))
+    assert {path for path, role in found.items() if role == "parameters"} == {"state/w/in", "state/w/bias", "state/w/out"}
+
+
+def test_both_networks_and_the_target_that_the_forward_pass_reads_are_parameters():
+    def step(state, batch):
+        def loss(critic, actor):
+            wanted = jax.lax.stop_gradient(jnp.tanh(batch["y"] @ state["target"]))
+            return jnp.mean(((jnp.tanh(batch["x"] @ actor) @ critic) - wanted) ** 2)
+
+        critic, critic_moments = momentum(state["critic"], jax.grad(loss)(state["critic"], state["actor"]), state["c"])
+        actor, actor_moments = momentum(state["actor"], jax.grad(loss, 1)(critic, state["actor"]), state["a"])
+        target = 0.9 * state["target"] + 0.1 * critic
+        return {"critic": critic, "actor": actor, "target": target, "c": critic_moments, "a": actor_moments}
+
+    names = ("critic", "actor", "target", "c", "a")
+    found = roles(plan_of(step, {name: array(16, 16) for name in names}, rows()))
+    assert {path for path, role in found.items() if role == "parameters"} == {"state/critic", "state/actor", "state/target"}
+
+
+def test_without_a_batch_products_tell_parameters():
+    inner, state = momentum_training()
+
+    def step(state):
+        key, own = jax.random.split(state["key"])
+        noise = jax.random.normal(own, (16, 16))
+        return {**inner({"w": state["w"], "o": state["o"]}, {"x": noise, "y": noise}), "key": key}
+
+    found = roles(plan_of(step, {**state, "key": jax.random.PRNGKey(0)}))
+    assert {path for path, role in found.items() if role == "parameters"} == {"state/w/in", "state/w/bias", "state/w/out"}

@@ -1,4 +1,4 @@
-"""Which programs nested in equations the planner follows. A canary: a new JAX may have calls of a new form."""
+"""The planner follows the programs that are nested in equations. A canary: a new JAX may have calls of a new form."""
 
 from __future__ import annotations
 

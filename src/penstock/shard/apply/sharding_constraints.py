@@ -72,6 +72,7 @@ class _Evaluation:
         self._callbacks = callbacks
         self._sharding_constraints = sharding_constraints
         self._mesh = mesh
+        self._context = jax.sharding.get_abstract_mesh()
         may_be_cpu = not isinstance(mesh, jax.sharding.Mesh) or mesh.devices.flat[0].platform == "cpu"
         self._keep_scatters_apart = may_be_cpu and SCATTER_OF_A_SLICE.present
 
@@ -123,7 +124,8 @@ class _Evaluation:
     def _equation(self, equation: Any, operands: list[Any], path: Path, constrained: _Constrained) -> list[Any]:
         """Evaluate one equation, with constraints in the jaxprs nested in it."""
         name, params = equation.primitive.name, equation.params
-        with equation.ctx.manager:
+        # An equation keeps the mesh that `jax.set_mesh` had where it was traced. JAX refuses operands on another one.
+        with equation.ctx.manager, jax.sharding.use_abstract_mesh(self._context):
             if name == "pure_callback" and not self._callbacks:
                 # Zeros, behind a barrier, so that nothing is simplified because they are zeros.
                 zeros = (jax.numpy.zeros(each.aval.shape, each.aval.dtype) for each in equation.outvars)

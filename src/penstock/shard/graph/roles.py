@@ -8,11 +8,15 @@ dimensions of inputs, as the components of the graph connect them, distinguish a
 - An input is *frozen* if its first dimension is contracted or looked up, or is a feature that such an input makes. It is also
   frozen if it meets the rows without having them, as a bias does that is added to every row.
 - An input that is only looked up is a batch all the same, if it is beside leaves of a batch of as many rows.
+
+The rows also tell parameters from the state of an optimizer. The forward pass combines parameters with values that have rows. A
+gradient has none, since it is summed over them, and an optimizer combines its state with gradients and parameters alone.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -27,8 +31,8 @@ from penstock.shard.trace.flat_program import CONTRACTIONS, FlatProgram, Op, fin
 def infer_roles(model: StepModel, state: Mapping[int, int], arguments: Sequence[int]) -> list[str]:
     """Return the role of each input.
 
-    - "parameters": state on which the other results, such as the loss, depend. All state, if there are no other results.
-    - "optimizer": the other state.
+    - "parameters": state that the forward pass reads (`find_parameters`).
+    - "optimizer": the other state, such as moments, averages of parameters, statistics of a batch normalisation, and scalars.
     - "batch": an input that is not state, whose first dimension is connected with no dimension of the state, and that is not
       frozen. Keys of random numbers are a batch if they share the first dimension of other batch inputs.
     - "other": the other inputs, such as frozen weights and learning rates. Keys of random numbers are "other" in the state too.
@@ -39,19 +43,83 @@ def infer_roles(model: StepModel, state: Mapping[int, int], arguments: Sequence[
     """
     program = model.program
     replaced = set(state.values())
-    results = [output for index, output in enumerate(program.outputs) if index not in state and output is not None]
-    needed = find_dependencies(program, results) if results else set(program.inputs)
     keys = find_keys(program)
     reached = find_dependencies(program, [output for output in program.outputs if output is not None])
     used = {index for index, value in enumerate(program.inputs) if value in reached}
     batch = find_batch(model, replaced, keys, used, arguments)
+    parameters = find_parameters(model, state, batch)
     roles = []
     for index, value in enumerate(program.inputs):
         if index in replaced and index not in keys:
-            roles.append("parameters" if value in needed and program.values[value].shape else "optimizer")
+            roles.append("parameters" if index in parameters and program.values[value].shape else "optimizer")
         else:
             roles.append("batch" if index in batch else "other")
     return roles
+
+
+def find_parameters(model: StepModel, state: Mapping[int, int], batch: Iterable[int]) -> set[int]:
+    """Return the indices of the state that the forward pass reads.
+
+    This is the state from which values with rows are computed, before it gets its new value. A head that reads the mean over the
+    rows meets none; it is found because the gradients of all these leaves depend on it. If there is another result that depends
+    on all of them, such as the loss, so it must on the head.
+
+    In a step without rows, arrays that products and lookups make take the place of values with rows. Without these too, state on
+    which other results depend is a parameter; all is, if there are none.
+
+    Args:
+      batch: the indices of the inputs that are a batch.
+    """
+    program, inputs = model.program, model.program.inputs
+    arrays = {value for value, each in enumerate(program.values) if math.prod(each.shape) > 1}
+    new = {program.outputs[output] for output in state} - set(inputs)
+    dims = find_batch_dims(model.graph, [model.inputs[index] for index in batch])
+    rows = {model.graph.components[node, dim] for node, each in dims.items() for dim in each}
+    components = _Flow(model).components
+    with_rows = {value for value in arrays if rows & components(value)}
+    products = {result for op in program.ops if op.primitive in _PRODUCTS_AND_LOOKUPS for result in op.results} & arrays
+    following = _find_following(program)
+    sources: defaultdict[int, list[int]] = defaultdict(list)
+    for value, results in following.items():
+        for result in results:
+            sources[result].append(value)
+    # Another forward pass in the same step may read the new parameters.
+    before = {value: each for value, each in sources.items() if value not in new}
+    forward = _state_among(reachable(before, with_rows), model, state)
+    forward = forward or _state_among(reachable(before, products), model, state)
+    others = [output for index, output in enumerate(program.outputs) if index not in state and output is not None]
+    if not forward:
+        return _state_among(find_dependencies(program, others) if others else set(inputs), model, state)
+    dependencies = [_state_among(reachable(sources, [other]), model, state) for other in others]
+    # The norm of updates depends on moments, too; the loss depends on less.
+    of_loss = min((each for each in dependencies if each >= forward), key=len, default=set(state.values()))
+    trained = {program.outputs[output] for output, index in state.items() if index in forward} & new
+    # All updates depend on all moments where they are scaled by one number, such as their norm.
+    to_arrays = {value: arrays.intersection(results) for value, results in following.items() if value not in trained}
+    heads = [index for index in of_loss - forward if len(trained) > 1 and trained <= reachable(to_arrays, [inputs[index]])]
+    return forward.union(heads)
+
+
+def _state_among(values: set[int], model: StepModel, state: Mapping[int, int]) -> set[int]:
+    """Return the indices of the state among some values."""
+    return {index for index in state.values() if model.program.inputs[index] in values}
+
+
+def _find_following(program: FlatProgram) -> dict[int, list[int]]:
+    """Return, for each value, the values computed from it. An iteration of a loop does not lead to the next."""
+    pairs: list[tuple[int | None, int | None]] = []
+    for op in program.ops:
+        pairs += [(operand, result) for operand in op.operands for result in op.results]
+    for loop in program.loops:
+        pairs += [*loop.slices, *loop.stacks]
+        for carry in loop.carries:
+            pairs += [(carry.initial, carry.before), (carry.after, carry.result)]
+    pairs += [(inside, outside) for each in program.conditionals for inside, outside, _ in each.results]
+    following: defaultdict[int, list[int]] = defaultdict(list)
+    for value, result in pairs:
+        if value is not None and result is not None:
+            following[value].append(result)
+    return following
 
 
 _PRODUCTS_AND_LOOKUPS = (*CONTRACTIONS, "gather")

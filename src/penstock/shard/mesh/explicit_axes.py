@@ -1,7 +1,8 @@
-"""Plan and run steps on meshes with explicit axes, as on meshes with automatic axes.
+"""Plan and run steps where `jax.set_mesh` has explicit axes, or a mesh of other devices.
 
 With explicit axes (`jax.sharding.AxisType.Explicit`), the type of an array says how it is sharded. A plan decides this itself, so
 a planned step runs on the same devices in a mesh with automatic axes. Arrays change from one mesh to the other without a copy.
+JAX compiles for the devices of the surrounding mesh only, so a plan for other devices is compiled and run without it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from penstock.errors import ExplicitAxesError
@@ -36,15 +38,19 @@ def has_explicit_axes(mesh: Any) -> bool:
 
 
 @contextlib.contextmanager
-def automatic_axes() -> Iterator[Any]:
+def automatic_axes(mesh: Any = None) -> Iterator[Any]:
     """Enter a context in which no axis is explicit, and yield the mesh of `jax.set_mesh` if it has explicit axes, or None.
+
+    Args:
+      mesh: the mesh of a plan that is compiled or used in the context, concrete or abstract. If `jax.set_mesh` has other devices
+        or axes, its mesh is left.
 
     Raises:
       ExplicitAxesError: the mesh has explicit axes, and something is traced; or the step, which is traced in this context,
         prescribes a layout of explicit axes.
     """
     try:
-        with _automatic_context() as surrounding:
+        with _automatic_context(mesh) as surrounding:
             yield surrounding
     except ExplicitAxesError:
         raise
@@ -55,18 +61,30 @@ def automatic_axes() -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _automatic_context() -> Iterator[Any]:
+def _automatic_context(mesh: Any) -> Iterator[Any]:
     """Enter the context of `automatic_axes`, and yield its mesh."""
     context = jax.sharding.get_abstract_mesh()
-    if not has_explicit_axes(context):
+    explicit = has_explicit_axes(context)
+    if not explicit and (mesh is None or context.empty):
         yield None
         return
     try:
         surrounding = jax.sharding.get_mesh()
     except ValueError:  # something is traced
-        raise ExplicitAxesError(_INSIDE) from None
-    with jax.sharding.use_abstract_mesh(context.update(axis_types=(AxisType.Auto,) * len(context.axis_names))):
-        yield surrounding
+        if explicit:
+            raise ExplicitAxesError(_INSIDE) from None
+        yield None
+        return
+    if mesh is not None and not (isinstance(mesh, Mesh) and _same(surrounding, mesh)):
+        # A step may name axes of its surrounding mesh in a `PartitionSpec`, and then the plan has these axes too.
+        same_axes = isinstance(mesh, Mesh) and context.shape == mesh.shape
+        with jax.set_mesh(mesh if same_axes else Mesh(np.empty((), object), ())):
+            yield surrounding if explicit else None
+    elif explicit:
+        with jax.sharding.use_abstract_mesh(context.update(axis_types=(AxisType.Auto,) * len(context.axis_names))):
+            yield surrounding
+    else:
+        yield None
 
 
 def _describe_prescribed(said: str) -> str:
