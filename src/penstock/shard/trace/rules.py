@@ -246,9 +246,9 @@ def ragged_dot_general(params: Mapping[str, Any], operands: Sequence[Any], resul
                 result.append(dims[dim])
     if len(result) != len(results[0].shape):
         return replicated(params, operands, results)
-    dims = (tuple(dims_left), tuple(dims_right), (None,) * len(operands[2].shape)), (tuple(result),)
-    rows = [dims_left[dim] for dim in ragged if dims_left[dim] is not None]
-    return Rule(tuple(factors.sizes), *dims, gathered=(("tpu", (group, *rows)),))
+    gathered = (group, *(factor for dim in ragged if (factor := dims_left[dim]) is not None))
+    operand_dims = (tuple(dims_left), tuple(dims_right), (None,) * len(operands[2].shape))
+    return Rule(tuple(factors.sizes), operand_dims, (tuple(result),), gathered=(("tpu", gathered),))
 
 
 @rule_for("conv_general_dilated")
