@@ -97,7 +97,7 @@ def enforce_limit(
       write: writes decisions as a record.
       write_left: writes decisions as records that leave the step to the compiler.
       choose_compiler: returns the compiler that decides.
-      least_arguments: returns the fewest bytes of stored arguments that any layout has on a device.
+      least_arguments: returns the fewest bytes of stored arguments, and of constants, that any layout has on a device.
       check: as in `ps.plan`.
 
     Returns:
@@ -105,7 +105,7 @@ def enforce_limit(
       be and is predicted above its limit.
 
     Raises:
-      PlanError: no plan fits once compiled, or the stored arguments alone exceed the limit.
+      PlanError: no plan fits once compiled, or the stored arguments and the constants alone exceed the limit.
       CompileError: the plan does not compile, and `check` asks for it.
     """
     found = search(limit)
@@ -443,7 +443,7 @@ def with_cost_of(plan: PlanRecord, measured: Measured, hardware: Hardware) -> Pl
         flops=measured.flops,
         flops_seconds=plan.cost.flops_seconds * work,
         collectives=tuple(sorted(collectives, key=lambda each: -each.seconds)),
-        memory=replace(plan.cost.memory, activations=max(0, measured.memory - plan.cost.memory.arguments)),
+        memory=replace(plan.cost.memory, activations=max(0, measured.memory - plan.cost.memory.arguments - measured.constants)),
         unknown=(*plan.cost.unknown, *measured.unknown),
     )
     return replace(plan, cost=cost, checked=measured)
@@ -453,11 +453,16 @@ def with_cost_of(plan: PlanRecord, measured: Measured, hardware: Hardware) -> Pl
 
 
 def _describe_arguments(prepared: PreparedMesh, assignment: Assignment, traced: TracedStep, limit: int, least: float) -> str:
-    """Describe that the stored arguments alone exceed the limit in any layout; `least` are their bytes in the smallest one."""
+    """Describe that the stored arguments and the constants alone exceed the limit in any layout.
+
+    Args:
+      least: their bytes in the smallest layout.
+    """
     return (
-        f"no layout fits {format_bytes(limit)} a device on mesh {describe_mesh(prepared.mesh_shape)}: the arguments alone take "
+        f"no layout fits {format_bytes(limit)} a device on mesh {describe_mesh(prepared.mesh_shape)}: the arguments"
+        f"{' and constants' if traced.constants else ''} alone take "
         f"{format_bytes(least)} if each is sharded as far as it divides, {format_bytes(least - limit)} too much. The largest on "
-        f"each device: {'; '.join(_largest_arguments(prepared, assignment, traced))}. "
+        f"each device: {'; '.join(_largest_arguments(prepared, assignment, traced))}. {_about_constants(traced)}"
         f"More than {math.prod(prepared.mesh_shape.values())} devices, or arguments of a smaller dtype, would help."
     )
 
@@ -471,7 +476,8 @@ def _describe_excess(trial: _Trial, traced: TracedStep, compiler: Compiler, coun
         f"no layout that was found fits {format_bytes(plan.limit)} a device on mesh {describe_mesh(plan.mesh_shape)}: of "
         f"{counted(count, 'plan')} that {compiler.name} compiled, the smallest needs {format_bytes(needed)}, "
         f"{format_bytes(needed - plan.limit)} too much; {format_bytes(plan.cost.memory.arguments)} of it are arguments. "
-        f"The largest on each device: {'; '.join(_largest_arguments(prepared, assignment, traced))}. {predicted}"
+        f"The largest on each device: {'; '.join(_largest_arguments(prepared, assignment, traced))}. "
+        f"{_about_constants(traced)}{predicted}"
         f"More than {plan.device_count} devices, a smaller batch, or jax.checkpoint around each layer would help."
         f"{f' Note that {compiler.remark}.' if compiler.remark else ''}"
     )
@@ -489,6 +495,31 @@ def _describe_unchecked(plan: PlanRecord, reason: str) -> str:
         "Most predictions are within 10% of the compiler's figure, and the worst that were measured are half and twice it: "
         f"{doubt}"
     )
+
+
+def describe_constants(traced: TracedStep) -> str | None:
+    """Return a sentence about the arrays that a step closes over; None if there are none, or small ones."""
+    constants = traced.constants
+    if not constants:
+        return None
+    lines = [describe_source(constant.sources) for constant in constants[:_MOST_NAMED]]
+    each = [
+        f"{format_bytes(constant.bytes)} of {format_type(constant)}{f' read at {line}' if line else ''}"
+        for constant, line in zip(constants, lines, strict=False)
+    ]
+    if len(constants) > len(each):
+        each.append(f"{len(constants) - len(each)} more")
+    total = format_bytes(sum(constant.bytes for constant in constants))
+    return (
+        f"the step closes over {total} of arrays, which every device holds whole: {'; '.join(each)}; pass them as an argument of "
+        "the step, so that they can be sharded"
+    )
+
+
+def _about_constants(traced: TracedStep) -> str:
+    """Return `describe_constants` as a sentence of a message; "" if it says nothing."""
+    sentence = describe_constants(traced)
+    return "" if sentence is None else f"{sentence[0].upper()}{sentence[1:]}. "
 
 
 def _describe_prediction(prepared: PreparedMesh, assignment: Assignment, plan: PlanRecord, traced: TracedStep) -> str:

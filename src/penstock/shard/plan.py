@@ -27,7 +27,7 @@ from penstock.shard.axis_names import name_axes
 from penstock.shard.compiler import choose_compiler, hardware_of, match_topology, read_check
 from penstock.shard.graph.constraints import axes_in_constraints, given_roles
 from penstock.shard.jit import PlannedStep, check_step, refuse_other_arguments
-from penstock.shard.memory import enforce_limit, least_arguments, leave_to_compiler
+from penstock.shard.memory import describe_constants, enforce_limit, least_arguments, leave_to_compiler
 from penstock.shard.mesh import shapes as mesh_shapes
 from penstock.shard.mesh.compiler_models import COMPILER_MODELS
 from penstock.shard.mesh.explicit_axes import automatic_axes, to_automatic, to_explicit
@@ -159,20 +159,21 @@ def plan_traced(
     remark = describe_uneven_batch(prepared, traced)
     if remark is not None:
         warnings.warn(remark, stacklevel=3)
-    baselines = best_baselines(prepared, limit)
+    constants = sum(each.bytes for each in traced.constants)
+    remarks = tuple(filter(None, (describe_constants(traced), remark)))
+    baselines = best_baselines(prepared, limit - constants)
     kept = _named_axes(traced, mesh, constraints, chosen)
 
     @without_collection()
     def search(within: float) -> MeshPlan:
-        return search_meshes(prepared, within)
+        return search_meshes(prepared, within - constants)
 
     @without_collection()
     def write(mesh: PreparedMesh, decisions: Assignment) -> PlanRecord:
         return finish(write_record(mesh, decisions, baselines, traced, chosen, limit))
 
     def finish(record: PlanRecord) -> PlanRecord:
-        if remark is not None:
-            record = replace(record, remarks=(*record.remarks, remark))
+        record = replace(record, remarks=(*record.remarks, *remarks))
         return record if kept is None else name_axes(record, kept, chosen)
 
     def write_left(mesh: PreparedMesh, decisions: Assignment) -> list[PlanRecord]:
@@ -185,7 +186,7 @@ def plan_traced(
         write_left=write_left,
         choose_compiler=compiler,
         traced=traced,
-        least_arguments=lambda: min(map(least_arguments, prepared)),
+        least_arguments=lambda: min(map(least_arguments, prepared)) + constants,
         baselines=baselines,
         limit=limit,
         check=check,
@@ -231,7 +232,8 @@ def write_record(
     layouts = write_layouts(model.program, model.groups, model.graph, costs.links, assignment, traced.state, split_from)
 
     def cost(mesh: PreparedMesh, decisions: Assignment) -> Cost:
-        return predict_cost(mesh.costs, decisions, roles, mesh.model.inputs, model.program.unknown)
+        predicted = predict_cost(mesh.costs, decisions, roles, mesh.model.inputs, model.program.unknown)
+        return replace(predicted, memory=replace(predicted.memory, constants=sum(each.bytes for each in traced.constants)))
 
     uses = [(layouts.used.get(value), layouts.slices[value]) for value in model.program.inputs]
     inputs = tuple(

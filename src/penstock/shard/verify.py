@@ -51,6 +51,7 @@ class Verified:
         cost, measured = self.predicted, self.measured
         rows = [
             ("arguments", format_bytes(cost.memory.arguments), format_bytes(measured.arguments)),
+            *([("constants", *[format_bytes(measured.constants)] * 2)] if measured.constants else []),
             ("peak memory", format_bytes(cost.memory.total), format_bytes(measured.memory)),
             ("FLOPs", f"{cost.flops:.3g}", f"{measured.flops:.3g}"),
             ("bytes sent", format_bytes(cost.bytes_on_wire), format_bytes(measured.bytes_on_wire)),

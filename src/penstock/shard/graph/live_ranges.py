@@ -18,7 +18,7 @@ import numpy as np
 from penstock.shard.graph.decisions import Graph
 from penstock.shard.graph.fusion import Fusion
 from penstock.shard.mesh.compiler_models import keeps_order
-from penstock.shard.trace.flat_program import ALIASES, CONTRACTIONS, IN_PLACE, FlatProgram, Op, is_product
+from penstock.shard.trace.flat_program import ALIASES, CONTRACTIONS, IN_PLACE, FlatProgram, Op, find_dependents, is_product
 
 _INDEX_BYTES = 4
 """Bytes of an index of a maximum, which is int32."""
@@ -168,7 +168,11 @@ Row = tuple[int, int, float, int, int, int, int]
 def find_live_ranges(program: FlatProgram, graph: Graph, fusion: Fusion) -> LiveRanges:
     """Find the live ranges of a step."""
     rows: list[Row] = []
+    # The compiler computes slices and casts of constants, and keeps them in their place.
+    folded = find_dependents(program, program.constants) - find_dependents(program, program.inputs)
     for each in fusion.buffers:
+        if each.value in folded:
+            continue
         size = program.values[each.value].bytes * each.share
         rows.append((each.value, graph.group[each.value], size, each.start, each.end, -1, 0))
     for index, edge in enumerate(graph.edges):

@@ -30,6 +30,7 @@ class Measured:
       seconds_to_compile: seconds without tracing and lowering; 0 if they were not measured.
       unknown: sentences about costs that `flops` and `collectives` leave out; () if there are none. Bytes of memory are exact.
       compiled_for: the compiler and its devices, in words: "the TPU compiler for v5e:2x4"; "" if that was not recorded.
+      constants: bytes of the arrays that the step closes over. No compiler counts them: they are a part of the program.
 
     Examples:
       >>> sent = Collective("all-reduce", 1 << 20, group=4, count=2.0, axes=("data",))
@@ -51,11 +52,12 @@ class Measured:
     seconds_to_compile: float
     unknown: tuple[str, ...] = ()
     compiled_for: str = ""
+    constants: int = 0
 
     @property
     def memory(self) -> int:
-        """Return the bytes that a run needs: arguments + temporaries + outputs − aliased."""
-        return self.arguments + self.temporaries + self.outputs - self.aliased
+        """Return the bytes that a run needs: arguments + constants + temporaries + outputs − aliased."""
+        return self.arguments + self.constants + self.temporaries + self.outputs - self.aliased
 
     @property
     def bytes_on_wire(self) -> float:

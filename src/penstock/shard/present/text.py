@@ -56,7 +56,7 @@ def plan_line(plan: PlanRecord) -> str:
 def memory_parts(cost: Cost) -> list[tuple[str, int]]:
     """Return the parts of the peak memory, each as a name and bytes."""
     memory = cost.memory
-    kinds = ("parameters", "optimizer", "batch", "other", "activations")
+    kinds = ("parameters", "optimizer", "batch", "other", "constants", "activations")
     return [("other arguments" if kind == "other" else kind, getattr(memory, kind)) for kind in kinds]
 
 

@@ -338,6 +338,7 @@ class Memory:
     Attributes:
       parameters, optimizer, batch, other: the arguments with that role.
       activations: everything else that is live at the peak.
+      constants: arrays that the step closes over, which each device has whole.
     """
 
     parameters: int
@@ -345,6 +346,7 @@ class Memory:
     batch: int
     other: int
     activations: int
+    constants: int = 0
 
     @property
     def arguments(self) -> int:
@@ -354,7 +356,7 @@ class Memory:
     @property
     def total(self) -> int:
         """Return the peak memory."""
-        return self.arguments + self.activations
+        return self.arguments + self.constants + self.activations
 
 
 @dataclass(frozen=True)

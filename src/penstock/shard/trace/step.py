@@ -11,6 +11,7 @@ that it replaces by elementwise operations.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import re
@@ -25,7 +26,7 @@ import numpy as np
 
 from penstock._jax import ClosedJaxpr, lowered
 from penstock.shard.trace.fingerprint import fingerprint, hash_numbers
-from penstock.shard.trace.flat_program import FlatProgram, find_meshes, flatten, merge_sums
+from penstock.shard.trace.flat_program import FlatProgram, aval_bytes, find_meshes, flatten, merge_sums
 from penstock.shard.trace.modules import (
     Shared,
     explain_closure,
@@ -160,6 +161,52 @@ class Leaf:
 
 
 @dataclass(frozen=True)
+class Constant:
+    """An array that a step closes over. Programs hold such arrays, so that each device has them whole.
+
+    Attributes:
+      shape, dtype, bytes: of the array.
+      sources: where the first equation that reads it was traced, then where those around it were, as JAX has it.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    bytes: int
+    sources: tuple[Any, ...] = field(repr=False, compare=False)
+
+
+_SMALL = 8 << 10
+"""Bytes that all constants of a step may have together without being counted, such as tables of indices and keys."""
+
+
+def find_constants(closed: ClosedJaxpr) -> tuple[Constant, ...]:
+    """Return the arrays that a step closes over, the largest first; () if they are small. The same array is there once.
+
+    >>> table = np.ones((512, 64), np.float32)
+    >>> step = jax.make_jaxpr(lambda x: jax.jit(lambda x: x @ table)(x))(jax.ShapeDtypeStruct((8, 512), "float32"))
+    >>> [(constant.shape, constant.bytes) for constant in find_constants(step)]
+    [((512, 64), 131072)]
+    """
+    found: dict[int, Constant] = {}
+    queue: deque[tuple[Any, tuple[Any, ...]]] = deque([(closed, ())])
+    while queue:
+        closed, sources = queue.popleft()
+        jaxpr = getattr(closed, "jaxpr", closed)
+        for variable, value in zip(jaxpr.constvars, getattr(closed, "consts", ()), strict=False):
+            reader = next((equation for equation in jaxpr.eqns if any(atom is variable for atom in equation.invars)), None)
+            where = sources if reader is None else (reader.source_info, *sources)
+            aval = variable.aval
+            found.setdefault(id(value), Constant(tuple(aval.shape), aval.dtype, aval_bytes(aval), where))
+        for equation in jaxpr.eqns:
+            for parameter in equation.params.values():
+                for inner in parameter if isinstance(parameter, (tuple, list)) else (parameter,):
+                    if hasattr(inner, "jaxpr") or hasattr(inner, "eqns"):
+                        queue.append((inner, (equation.source_info, *sources)))
+    small = sum(constant.bytes for constant in found.values()) <= _SMALL
+    return () if small else tuple(sorted(found.values(), key=lambda constant: -constant.bytes))
+
+
+@dataclass(frozen=True)
 class TracedStep:
     """A traced step function.
 
@@ -187,6 +234,11 @@ class TracedStep:
     form: CallForm = field(default_factory=CallForm)
     written: tuple[int, ...] = ()
     returned: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+
+    @functools.cached_property
+    def constants(self) -> tuple[Constant, ...]:
+        """Return the arrays that the step closes over (`find_constants`)."""
+        return find_constants(self.closed)
 
     @property
     def arguments(self) -> list[int]:
