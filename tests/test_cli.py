@@ -51,7 +51,6 @@ def test_help_lists_commands_flags_and_defaults(arguments, words, capsys):
         ),
         (["train", "text", "more"], ["penstock train text: error:", "unrecognized arguments: more; see"]),
         (["doctor", "--jsn"], ["penstock doctor: error:", "did you mean --json"]),
-        (["bench", "feed", "--quik"], ["penstock bench feed: error:", "did you mean --quick"]),
         (["plan", "train:job", "--device=8", "--verifi"], ["penstock plan: error:", "did you mean --verify"]),
         (["train", "digits", "--steps", "many"], ["--steps", "'many'"]),
         (["train", "digits", "--steps", "0"], ["--steps 0", ">= 1"]),
