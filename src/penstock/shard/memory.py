@@ -489,9 +489,10 @@ def _describe_unchecked(plan: PlanRecord, reason: str) -> str:
     share = f"{format_bytes(needs - plan.limit)} more than" if needs > plan.limit else f"{format_share(needs, plan.limit)} of"
     doubt = "the plan may not fit, or a faster one may" if plan.near_limit else "the plan likely fits, and another may be faster"
     lines = reason.splitlines() or [""]
+    padded = f", or up to {format_bytes(plan.padded)} if a TPU pads arrays of short rows" if plan.padded > needs else ""
     words = lines[0] if len(lines) == 1 else f"{lines[0]} … {lines[-1]}"
     return (
-        f"{UNCHECKED}: it is predicted to need {format_bytes(needs)}, {share} its limit, and {words[:400]}. "
+        f"{UNCHECKED}: it is predicted to need {format_bytes(needs)}, {share} its limit{padded}, and {words[:400]}. "
         "Most predictions are within 10% of the compiler's figure, and the worst that were measured are half and twice it: "
         f"{doubt}"
     )

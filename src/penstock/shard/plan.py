@@ -32,6 +32,7 @@ from penstock.shard.mesh import shapes as mesh_shapes
 from penstock.shard.mesh.compiler_models import COMPILER_MODELS
 from penstock.shard.mesh.explicit_axes import automatic_axes, to_automatic, to_explicit
 from penstock.shard.mesh.hardware import Hardware, detect_hardware, find_hardware
+from penstock.shard.padding import padded_memory
 from penstock.shard.present.text import plan_line, plan_text
 from penstock.shard.record import LeafLayout, PlanRecord, named_shardings
 from penstock.shard.remarks import describe_lost_gradients, describe_uneven_batch
@@ -232,8 +233,8 @@ def write_record(
     layouts = write_layouts(model.program, model.groups, model.graph, costs.links, assignment, traced.state, split_from)
 
     def cost(mesh: PreparedMesh, decisions: Assignment) -> Cost:
-        predicted = predict_cost(mesh.costs, decisions, roles, mesh.model.inputs, model.program.unknown)
-        return replace(predicted, memory=replace(predicted.memory, constants=sum(each.bytes for each in traced.constants)))
+        found = predict_cost(mesh.costs, decisions, roles, mesh.model.inputs, model.program.unknown)
+        return replace(found, memory=replace(found.memory, constants=sum(each.bytes for each in traced.constants)))
 
     uses = [(layouts.used.get(value), layouts.slices[value]) for value in model.program.inputs]
     inputs = tuple(
@@ -244,6 +245,7 @@ def write_record(
         LeafLayout(leaf.path, leaf.shape, str(leaf.dtype), "output", spec, None)
         for leaf, spec in zip(traced.outputs, layouts.outputs, strict=True)
     )
+    predicted = cost(prepared, assignment)
     return PlanRecord(
         mesh_shape=dict(prepared.mesh_shape),
         hardware=hardware.name,
@@ -253,7 +255,8 @@ def write_record(
         outputs=outputs,
         state=dict(traced.state),
         sharding_constraints=layouts.sharding_constraints,
-        cost=cost(prepared, assignment),
+        cost=predicted,
+        padded=padded_memory(prepared, assignment) + predicted.memory.constants,
         axis_work=axis_work(costs, assignment, prepared.batch),
         baselines={name: cost(each.prepared, each.candidate.assignment) for name, each in baselines.items()},
         fingerprint=traced.fingerprint(),

@@ -106,6 +106,7 @@ class PlanRecord:
       numbers: a hash of these numbers. The plan fits a step with other numbers as well.
       checked: the compiler's figures, if the plan was compiled while it was made.
       compiler_failed: whether the plan was to be compiled while it was made, and the compiler gave no figures.
+      padded: the predicted memory if a TPU pads all arrays that it may pad (`padding.py`), in bytes.
       remarks: sentences about the plan, such as one about a batch that does not divide over the devices.
     """
 
@@ -124,6 +125,7 @@ class PlanRecord:
     numbers: str = ""
     checked: Measured | None = None
     compiler_failed: bool = False
+    padded: int = 0
     remarks: tuple[str, ...] = ()
 
     @property
@@ -143,8 +145,8 @@ class PlanRecord:
 
     @property
     def near_limit(self) -> bool:
-        """Return whether the plan is predicted near its limit or above it."""
-        return self.cost.memory.total > _NEAR_LIMIT * self.limit
+        """Return whether the plan is predicted near its limit or above it, or may be if arrays are padded."""
+        return max(self.cost.memory.total, self.padded) > _NEAR_LIMIT * self.limit
 
 
 def local_bytes(leaf: LeafLayout, mesh_shape: Mapping[str, int], platform: str) -> float:

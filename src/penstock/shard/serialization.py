@@ -61,6 +61,7 @@ def to_json(plan: PlanRecord) -> str:
         "cost": plan.cost,
         "checked": plan.checked,
         "compiler_failed": plan.compiler_failed,
+        "padded": plan.padded,
         "axis_work": plan.axis_work,
         "remarks": plan.remarks,
         "baselines": plan.baselines,

@@ -170,6 +170,15 @@ def keeps_order(shape: tuple[int, ...]) -> bool:
     return 0 in shape or len(shape) < 2 or _padded(math.prod(shape), *shape[-2:]) <= tiled_bytes(shape, 1)
 
 
+def padded_elements(shape: tuple[int, ...]) -> int:
+    """Return the elements of an array of this shape on one device, with the padding of tiles of its last two dimensions.
+
+    >>> padded_elements((512, 16)) // (512 * 16)
+    8
+    """
+    return math.prod(shape) if len(shape) < 2 else _padded(math.prod(shape), *shape[-2:])
+
+
 def _padded(elements: int, rows: int, columns: int) -> int:
     """Return the number of elements beside the tiled dimensions, times the padded tiled dimensions."""
     tile = _round_up(rows, min(SUBLANES, 1 << (rows - 1).bit_length())) * _round_up(columns, LANES)

@@ -240,9 +240,13 @@ class CostModel:
             self._stored_bytes[key] = tiled_bytes(local, size // elements) if elements else 0
         return self._stored_bytes[key]
 
-    def memory(self, assignment: Assignment) -> tuple[float, int]:
-        """Return the peak memory of one device in bytes, and the operation at which it is reached."""
-        live, stored = self._live_bytes(assignment)
+    def memory(self, assignment: Assignment, padding: np.ndarray | float = 1.0) -> tuple[float, int]:
+        """Return the peak memory of one device in bytes, and the operation at which it is reached.
+
+        Args:
+          padding: a factor on the bytes of each live range.
+        """
+        live, stored = self._live_bytes(assignment, padding)
         if not len(live):
             return stored, 0
         time = int(np.argmax(live))
@@ -255,9 +259,10 @@ class CostModel:
         live, _ = self._live_bytes(assignment)
         return min(float(live.max(initial=0.0)), self._fast_bytes)
 
-    def _live_bytes(self, assignment: Assignment) -> tuple[np.ndarray, float]:
+    def _live_bytes(self, assignment: Assignment, padding: np.ndarray | float = 1.0) -> tuple[np.ndarray, float]:
         """Return the bytes of temporary arrays on one device at each operation, and of all stored inputs together."""
         each, stored = self.local_bytes(assignment)
+        each = each * padding
         change = np.zeros(self.live_ranges.steps + 1)
         np.add.at(change, self.live_ranges.start, each)
         np.add.at(change, self.live_ranges.end + 1, -each)

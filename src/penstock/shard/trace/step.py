@@ -190,9 +190,9 @@ def find_constants(closed: ClosedJaxpr) -> tuple[Constant, ...]:
     found: dict[int, Constant] = {}
     queue: deque[tuple[Any, tuple[Any, ...]]] = deque([(closed, ())])
     while queue:
-        closed, sources = queue.popleft()
-        jaxpr = getattr(closed, "jaxpr", closed)
-        for variable, value in zip(jaxpr.constvars, getattr(closed, "consts", ()), strict=False):
+        each, sources = queue.popleft()
+        jaxpr: Any = getattr(each, "jaxpr", each)
+        for variable, value in zip(jaxpr.constvars, getattr(each, "consts", ()), strict=False):
             reader = next((equation for equation in jaxpr.eqns if any(atom is variable for atom in equation.invars)), None)
             where = sources if reader is None else (reader.source_info, *sources)
             aval = variable.aval
