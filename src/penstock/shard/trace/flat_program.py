@@ -498,12 +498,15 @@ EXPENSIVE = frozenset(
     [
         *("exp", "exp2", "log", "log1p", "expm1", "tanh", "logistic", "sin", "cos", "tan", "erf", "erfc", "erf_inv", "sqrt"),
         *("rsqrt", "cbrt", "pow", "div", "rem", "atan2", "lgamma", "digamma", "sinh", "cosh", "asin", "acos", "atan", "asinh"),
-        *("acosh", "atanh"),
+        *("acosh", "atanh", "random_bits"),
     ]
 )
-"""Elementwise primitives that XLA does not compute twice on CPU and GPU (`InstructionFusion::IsExpensive`)."""
+"""Primitives that XLA does not compute twice on CPU and GPU (`InstructionFusion::IsExpensive`)."""
 MOVES = frozenset(
-    ["broadcast_in_dim", "iota", "slice", "pad", "rev", "split", "unstack", "tile", "dynamic_slice", "bitcast_convert_type"]
+    [
+        *("broadcast_in_dim", "iota", "slice", "pad", "rev", "split", "unstack", "tile", "dynamic_slice", "bitcast_convert_type"),
+        "random_bits",
+    ]
 )
 """Primitives that move or create elements, which fuse like elementwise ones."""
 LOOKUPS = frozenset(["gather", "scatter", "scatter-add", "scatter_add", "dynamic_slice", "dynamic_update_slice"])
