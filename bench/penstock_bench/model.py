@@ -226,7 +226,8 @@ class Workload:
         workload needs whose variants sleep, or measure time otherwise than by `working_clock.now` (as a `StepClock` does).
 
     Raises:
-      ValueError: slices shorter than a millisecond, of which most would be the change from one process to the next.
+      ValueError: slices shorter than a millisecond, of which most would be the change from one process to the next; or a title
+        or a note with a name in braces that a size has not.
     """
 
     name: str
@@ -248,6 +249,9 @@ class Workload:
     def __post_init__(self) -> None:
         if self.slice_seconds is not None and not self.slice_seconds >= 1e-3:
             raise ValueError(f"workload {self.name!r} has slices of {self.slice_seconds} s; they must have 0.001 s or more")
+        for size in self.sizes:
+            for text in (self.title, *(variant.note for variant in self.variants)):
+                self.fill(text, size)
 
     @property
     def live(self) -> bool:
@@ -272,5 +276,16 @@ class Workload:
         return next(metric for metric in self.metrics if metric.name == name)
 
     def fill(self, text: str, size: SizeName) -> str:
-        """Return a title or a note in which the fields of the size replace the names in braces."""
-        return text.format_map(vars(self.sizes[size]))
+        """Return a title or a note in which the fields of the size replace the names in braces.
+
+        Raises:
+          ValueError: the size has no field of a name in braces.
+        """
+        fields = getattr(self.sizes[size], "__dict__", {})
+        try:
+            return text.format_map(fields)
+        except (LookupError, ValueError, AttributeError) as error:
+            raise ValueError(
+                f"workload {self.name!r}: {text!r} has a name in braces that its size {size!r} has not ({error!r}): use "
+                f"{', '.join(f'{{{name}}}' for name in fields) or 'none'}, and double other braces"
+            ) from error

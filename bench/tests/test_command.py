@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -55,11 +57,15 @@ def test_help_of_a_suite_lists_its_workloads_with_their_titles(capsys):
         assert f"{workload.name} {workload.fill(workload.title, 'full')}" in printed
 
 
-def test_titles_and_notes_of_the_feed_suite_can_be_filled():
-    for size in ("full", "quick"):
-        for workload in load("feed").WORKLOADS:
-            for text in (workload.title, *(variant.note for variant in workload.variants)):
-                assert "{" not in workload.fill(text, size)
+@pytest.mark.parametrize("title", ["{rows} rows", "{} rows", "{n.rows}", "{n", "{n:rows}"])
+def test_a_title_or_a_note_with_a_field_that_a_size_has_not_is_refused(title):
+    workload = load("feed").WORKLOADS[0]
+    sizes = dict.fromkeys(("full", "quick"), SimpleNamespace(n=3))
+    noted = replace(workload.variants[0], note=title)
+    for change in ({"title": title, "variants": ()}, {"title": "{n} rows", "variants": (noted,)}):
+        with pytest.raises(ValueError, match=r"has a name in braces .* use \{n\}"):
+            replace(workload, sizes=sizes, **change)
+    assert replace(workload, title="{n} {{rows}}", sizes=sizes, variants=()).fill("{n} {{rows}}", "full") == "3 {rows}"
 
 
 def test_grain_is_measured_with_its_default_threads_and_with_none():
