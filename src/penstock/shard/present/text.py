@@ -67,8 +67,10 @@ def about_check(plan: PlanRecord) -> str:
         excess = describe_excess_of_cpu(plan.hardware, measured.compiled_for)
         return f"compiled by {measured.compiled_for} in {took}: {format_bytes(measured.memory)}, {share} of the limit{excess}"
     if plan.unchecked:
-        predicted = format_share(plan.cost.memory.total, plan.limit)
-        return f"unchecked: the memory is predicted, {predicted} of the limit, and no compiler has confirmed it"
+        total = plan.cost.memory.total
+        predicted = format_share(total, plan.limit)
+        padded = f" ({format_share(plan.padded, plan.limit)} if a TPU pads arrays of short rows)" if plan.padded > total else ""
+        return f"unchecked: the memory is predicted, {predicted} of the limit{padded}, and no compiler has confirmed it"
     return ""
 
 
