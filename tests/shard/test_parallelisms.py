@@ -114,6 +114,21 @@ def test_the_weights_of_experts_are_sharded_by_expert():
     assert layouts(plan)["params/down"] == P("expert", None, None)
 
 
+@pytest.mark.parametrize(("population", "rows", "width"), [(64, 128, 512), (128, 16, 384)])
+def test_the_noise_of_an_evolution_strategy_is_shared_out(population, rows, width):
+    """No input has the dimension of the population, so data parallelism makes all noise on each device."""
+
+    def step(weights, key, batch):
+        noise = jax.vmap(lambda key: jax.random.normal(key, weights.shape))(jax.random.split(key, population))
+        losses = jax.vmap(lambda each: jnp.mean((batch @ (weights + 0.1 * each)) ** 2))(noise)
+        return weights - jnp.tensordot(losses, noise, 1) / population, losses.mean()
+
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    plan = planned(step, shape(256, width), key, shape(rows, 256), mesh={"data": 8})
+    made, shared = (each.verify().measured.flops for each in (plan.alternatives["data parallel"], plan))
+    assert shared < made / 4
+
+
 def test_a_plan_is_never_slower_than_a_baseline_that_fits():
     for width, rows in ((256, 8192), (4096, 64), (1024, 1024)):
         plan = planned(training(mlp_loss), *(mlp(width, 4 * width),) * 2, shape(rows, width), mesh={"data": 2, "model": 4})

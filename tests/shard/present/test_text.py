@@ -55,6 +55,12 @@ def test_a_plan_says_that_it_is_unchecked_where_the_compiler_failed():
     assert plan_line(megatron()).endswith(" a step")
 
 
+def test_the_line_of_a_plan_has_the_memory_of_the_compiler():
+    made = replace(megatron(), limit=4 * GIB)
+    assert "5 GiB of 4 GiB a device" in plan_line(made)
+    assert "3 GiB of 4 GiB a device" in plan_line(replace(made, checked=Measured(GIB, GIB, GIB, 0, 1e12, (), 1.0)))
+
+
 def test_a_plan_that_fits_once_compiled_is_not_called_over_the_limit():
     measured = Measured(GIB, GIB, GIB, GIB, 1e12, (), 1.0, compiled_for="the TPU compiler for v5e:2x4")
     lines = str(replace(megatron(), limit=4 * GIB, checked=measured)).splitlines()

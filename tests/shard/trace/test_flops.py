@@ -7,6 +7,7 @@ from jax import lax
 from tests.shard.trace.rules.examples import example, integers
 from tests.shard.trace.rules.sharded import Equation, equations_of
 
+from penstock.shard.hlo.analysis import measure
 from penstock.shard.trace.flops import count_flops
 
 X = (8, 16)
@@ -112,3 +113,20 @@ def test_each_row_of_a_ragged_product_meets_one_group():
 def test_fourier_transforms(transform):
     for equation in equations_of(["fft"], example(transform, (4, 8, 16))):
         assert_as_counted(equation, jax.jit(equation).lower(*equation.operands))
+
+
+@pytest.mark.parametrize("draw", [jax.random.bits, jax.random.normal, jax.random.bernoulli])
+def test_random_numbers_take_the_operations_of_threefry(draw):
+    key, numbers = jax.random.key(0), 1 << 12
+    equations = jax.make_jaxpr(lambda key: draw(key, shape=(numbers,)))(key).eqns
+    while not any(each.primitive.name == "random_bits" for each in equations):
+        equations = [inner for each in equations if "jaxpr" in each.params for inner in each.params["jaxpr"].eqns]
+    counted = sum(count_flops(each) for each in equations if each.primitive.name == "random_bits")
+    compiled = jax.jit(lambda key: draw(key, shape=(numbers,))).lower(key).compile()
+    assert 100 * numbers < counted < measure(compiled, {"x": 1}).flops < 250 * numbers
+
+
+def test_numbers_of_hardware_generators_count_nothing():
+    key = jax.random.key(0, impl="rbg")
+    (equation,) = jax.make_jaxpr(lambda key: jax.random.bits(key, (64,)))(key).eqns
+    assert (equation.primitive.name, count_flops(equation)) == ("random_bits", 0.0)

@@ -27,7 +27,7 @@ from penstock.shard.graph.axis_groups import AxisGroups
 from penstock.shard.graph.scheduling import Reuse, find_accumulated, find_early_values, find_late_values, find_reuse
 from penstock.shard.mesh.compiler_models import CompilerModel
 from penstock.shard.mesh.resharding import ReshardStep
-from penstock.shard.trace.flat_program import CONTRACTIONS, FlatProgram, Op, Path
+from penstock.shard.trace.flat_program import CONTRACTIONS, RANDOM_NUMBERS, FlatProgram, Op, Path
 from penstock.shard.trace.rules import Dims
 
 
@@ -45,8 +45,11 @@ class Traffic(NamedTuple):
     reuse: Reuse | None = None
 
 
+VECTOR = "vector"
+"""Stands for a dtype where the vector unit decides the time of an operation: random numbers, which HBM traffic does not bound."""
+
 Work = tuple[str, float, tuple[Traffic, ...]]
-"""The work of an operation in a step if nothing is sharded: dtype, FLOPs, and its HBM traffic."""
+"""The work of an operation in a step if nothing is sharded: dtype or `VECTOR`, FLOPs, and its HBM traffic."""
 
 
 ReshardKey = tuple[int, float, Path]
@@ -313,7 +316,8 @@ class _GraphBuilder:
         flops, count, index = op.flops * op.count, op.count, self.op_index[id(op)]
         if op.primitive not in CONTRACTIONS:
             reuse = self.reuse.get((index, op.results[0])) if op.results else None
-            return self._dtype_of(op), flops, (Traffic(self.hbm_traffic[index] * count, None, reuse),)
+            kind = VECTOR if op.primitive in RANDOM_NUMBERS else self._dtype_of(op)
+            return kind, flops, (Traffic(self.hbm_traffic[index] * count, None, reuse),)
         arrays = zip((*op.operands, *op.results), (*op.rule.operands, *op.rule.results), strict=True)
         traffic = tuple(
             Traffic(self.program.values[value].bytes * count, dims, self.reuse.get((index, value)))

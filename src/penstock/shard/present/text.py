@@ -46,8 +46,12 @@ def plan_text(plan: PlanRecord) -> str:
 
 
 def plan_line(plan: PlanRecord) -> str:
-    """Return a plan as one line: devices, mesh, memory and time, and whether it is unchecked."""
-    memory = f"{format_bytes(plan.cost.memory.total)} of {format_bytes(plan.limit)} a device"
+    """Return a plan as one line: devices, mesh, memory and time, and whether it is unchecked.
+
+    The memory is the compiler's if the plan was compiled, else the predicted one.
+    """
+    needed = plan.cost.memory.total if plan.checked is None else plan.checked.memory
+    memory = f"{format_bytes(needed)} of {format_bytes(plan.limit)} a device"
     mesh = describe_mesh(plan.mesh_shape)
     end = ", unchecked" if plan.unchecked else ""
     return f"{plan.device_count} × {plan.hardware}, mesh {mesh}, {memory}, {format_seconds(plan.cost.seconds)} a step{end}"

@@ -509,6 +509,8 @@ MOVES = frozenset(
     ]
 )
 """Primitives that move or create elements, which fuse like elementwise ones."""
+RANDOM_NUMBERS = frozenset(["random_bits", "threefry2x32"])
+"""Primitives that make random numbers, by far the most operations per element of all that fuse."""
 LOOKUPS = frozenset(["gather", "scatter", "scatter-add", "scatter_add", "dynamic_slice", "dynamic_update_slice"])
 """Primitives that read and write only the elements that they take or put."""
 REDUCTIONS = frozenset(

@@ -18,12 +18,16 @@ _FREE = frozenset(
         *("split", "unstack", "slice", "dynamic_slice", "dynamic_update_slice", "pad", "gather", "rev", "bitcast_convert_type"),
         *("stop_gradient", "optimization_barrier", "sharding_constraint", "device_put", "sort", "top_k"),
         *("exp", "exp2", "log", "log1p", "expm1", "tanh", "sin", "cos", "tan", "erf", "sqrt", "rsqrt", "cbrt", "pow", "atan2"),
-        *("random_bits", "random_wrap", "random_unwrap", "random_split", "random_fold_in", "random_seed", "threefry2x32"),
+        *("random_wrap", "random_unwrap", "random_split", "random_fold_in", "random_seed"),
     }
 )
 """Primitives that count no FLOPs: they move elements, or XLA counts their elements as transcendentals."""
 
-_FLOPS_PER_ELEMENT = {"logistic": 3, "erf_inv": 37, "erfc": 60}
+_THREEFRY = 115
+"""Operations of threefry-2x32 for two words (Salmon et al., SC 2011): 20 rounds of 5, and 5 injections of the key of 3. XLA
+counts up to 201: on CPUs it also computes the distances of rotations."""
+
+_FLOPS_PER_ELEMENT = {"logistic": 3, "erf_inv": 37, "erfc": 60, "threefry2x32": _THREEFRY / 2}
 """Primitives that XLA expands into this many operations per element."""
 
 _AT_MOST_ONE_PER_ELEMENT = frozenset(
@@ -58,6 +62,7 @@ def count_flops(equation: Any) -> float:
     - A matrix product: 2 · M · N · K.
     - A convolution: 2 · (elements of the result) · (taps) · (input features of a group).
     - A Fourier transform of N elements: 8 · N · log2 N.
+    - A random number of threefry: 115.
     - A reduction: one per element that it reads, less one per element that it writes.
     - All others, and primitives of unknown cost (see `find_unknown_costs`): one per element that they write.
 
@@ -100,6 +105,9 @@ def _flops_by_formula(equation: Any) -> float | None:
         return math.prod(params["mesh"].shape.values()) * sum(map(count_flops, _shard_map_body(equation)))
     if name == "fft":
         return _FLOPS_PER_BUTTERFLY * math.prod(operands[0].shape) * math.prod(map(math.log2, params["fft_lengths"]))
+    if name == "random_bits":
+        # JAX makes each number of both words of a threefry, so that any device can make it. TPUs have an instruction for "rbg".
+        return float(math.prod(results[0].shape) * _THREEFRY) if str(operands[0].dtype) == "key<fry>" else 0.0
     if name in _FREE or (name == "convert_element_type" and operands[0].dtype == results[0].dtype):
         return 0.0
     written = sum(math.prod(result.shape) for result in results)
