@@ -31,6 +31,7 @@ class ArraySource:
 
     Args:
       arrays: the pytree. Arrays that are not NumPy's, h5py's or zarr's are converted to NumPy once, here.
+      spec: a description of them before they were converted, for the saved state of a feed; None makes it.
 
     Attributes:
       is_gather: whether `read` only copies rows from memory or from memory-mapped files.
@@ -40,14 +41,14 @@ class ArraySource:
       ValueError: a leaf has no leading dimension; the length is 0; the lengths differ; a file is closed.
     """
 
-    def __init__(self, arrays: Any):
+    def __init__(self, arrays: Any, spec: str | None = None):
         self.arrays, named = _converted(arrays)
         if objects := next(((name, leaf) for name, leaf in named if leaf.dtype.hasobject), None):
             raise TypeError(_no_objects(*objects))
         self._records = named[0][1].shape[0]
         self._leaves, self._structure = jax.tree_util.tree_flatten(self.arrays)
         self.is_gather = not any(map(is_stored, self._leaves))
-        self._spec = _spec(arrays)
+        self._spec = _spec(arrays) if spec is None else spec
 
     def __len__(self) -> int:
         """Return the number of records."""
@@ -107,7 +108,7 @@ def array_source(arrays: Any) -> ArraySource | RecordSource:
     converted, named = _converted(arrays)
     if any(leaf.dtype.hasobject for _, leaf in named):
         return RecordSource(ObjectRows(converted), _spec(arrays))
-    return ArraySource(arrays)
+    return ArraySource(converted, _spec(arrays))  # converted once: JAX arrays are copied from their device
 
 
 def refuse_objects(source: Any) -> None:

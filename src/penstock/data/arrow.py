@@ -559,6 +559,7 @@ class _Objects:
 
 
 def _can_take(chunk: pa.Array) -> bool:
+    """Return whether Arrow can take rows of an array; not if it has views inside of lists or structs (`_VIEWS`)."""
     try:
         chunk.take(pa.array([0]))
     except pa.ArrowNotImplementedError:

@@ -231,8 +231,8 @@ def compile_plan(
         raise
     except Exception as error:  # lowering fails for operations that the platform lacks, or that need certain devices
         raise compile_error(f"{type(error).__name__}: {error}") from error
-    seconds, constants = time.perf_counter() - start, sum(each.bytes for each in traced.constants)
-    return replace(measured, seconds_to_compile=seconds, compiled_for=where, constants=constants)
+    seconds = time.perf_counter() - start
+    return replace(measured, seconds_to_compile=seconds, compiled_for=where, constants=traced.constant_bytes)
 
 
 def check_topology(topology: str, mesh_shape: dict[str, int]) -> None:

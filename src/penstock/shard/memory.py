@@ -510,10 +510,9 @@ def describe_constants(traced: TracedStep) -> str | None:
     ]
     if len(constants) > len(each):
         each.append(f"{len(constants) - len(each)} more")
-    total = format_bytes(sum(constant.bytes for constant in constants))
     return (
-        f"the step closes over {total} of arrays, which every device holds whole: {'; '.join(each)}; pass them as an argument of "
-        "the step, so that they can be sharded"
+        f"the step closes over {format_bytes(traced.constant_bytes)} of arrays, which every device holds whole: "
+        f"{'; '.join(each)}; pass them as an argument of the step, so that they can be sharded"
     )
 
 

@@ -160,7 +160,7 @@ def plan_traced(
     remark = describe_uneven_batch(prepared, traced)
     if remark is not None:
         warnings.warn(remark, stacklevel=3)
-    constants = sum(each.bytes for each in traced.constants)
+    constants = traced.constant_bytes
     remarks = tuple(filter(None, (describe_constants(traced), remark)))
     baselines = best_baselines(prepared, limit - constants)
     kept = _named_axes(traced, mesh, constraints, chosen)
@@ -234,7 +234,7 @@ def write_record(
 
     def cost(mesh: PreparedMesh, decisions: Assignment) -> Cost:
         found = predict_cost(mesh.costs, decisions, roles, mesh.model.inputs, model.program.unknown)
-        return replace(found, memory=replace(found.memory, constants=sum(each.bytes for each in traced.constants)))
+        return replace(found, memory=replace(found.memory, constants=traced.constant_bytes))
 
     uses = [(layouts.used.get(value), layouts.slices[value]) for value in model.program.inputs]
     inputs = tuple(

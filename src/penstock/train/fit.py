@@ -108,7 +108,7 @@ def fit(
         best checkpoint is kept too.
       restore: "latest" continues from the newest good checkpoint of the run folder, if there is one. The folder of a checkpoint
         or of another run starts a new run from there, and continues it when it is called again. "best" is the folder of the best
-        checkpoint of this run. None starts anew. A run folder with newer checkpoints, or those of another run, is refused.
+        checkpoint of this run. None starts anew. `fit` refuses a run folder that has newer checkpoints, or another run.
       evaluate: what to evaluate on a second feed, and how often.
       stop: ends the training early.
       log: loggers, see `ps.log`; None for a progress bar, and metrics.jsonl in the run folder.

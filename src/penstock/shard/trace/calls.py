@@ -84,12 +84,15 @@ def open_jaxpr(jaxpr: Any) -> Any:
     return getattr(jaxpr, "jaxpr", jaxpr)
 
 
+def held_jaxprs(equation: Any) -> Iterator[Any]:
+    """Yield the jaxprs among the parameters of an equation, open or closed."""
+    for value in equation.params.values():
+        yield from filter(_is_jaxpr, value if isinstance(value, (tuple, list)) else (value,))
+
+
 def nested_jaxprs(equation: Any) -> Iterator[Any]:
     """Yield the open jaxprs among the parameters of an equation."""
-    for value in equation.params.values():
-        for inner in value if isinstance(value, (tuple, list)) else (value,):
-            if _is_jaxpr(inner):
-                yield open_jaxpr(inner)
+    return map(open_jaxpr, held_jaxprs(equation))
 
 
 def _is_jaxpr(value: Any) -> bool:

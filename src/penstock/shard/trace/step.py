@@ -25,6 +25,7 @@ import jax
 import numpy as np
 
 from penstock._jax import ClosedJaxpr, lowered
+from penstock.shard.trace.calls import held_jaxprs, open_jaxpr
 from penstock.shard.trace.fingerprint import fingerprint, hash_numbers
 from penstock.shard.trace.flat_program import FlatProgram, aval_bytes, find_meshes, flatten, merge_sums
 from penstock.shard.trace.modules import (
@@ -191,17 +192,14 @@ def find_constants(closed: ClosedJaxpr) -> tuple[Constant, ...]:
     queue: deque[tuple[Any, tuple[Any, ...]]] = deque([(closed, ())])
     while queue:
         each, sources = queue.popleft()
-        jaxpr: Any = getattr(each, "jaxpr", each)
+        jaxpr = open_jaxpr(each)
         for variable, value in zip(jaxpr.constvars, getattr(each, "consts", ()), strict=False):
             reader = next((equation for equation in jaxpr.eqns if any(atom is variable for atom in equation.invars)), None)
             where = sources if reader is None else (reader.source_info, *sources)
             aval = variable.aval
             found.setdefault(id(value), Constant(tuple(aval.shape), aval.dtype, aval_bytes(aval), where))
         for equation in jaxpr.eqns:
-            for parameter in equation.params.values():
-                for inner in parameter if isinstance(parameter, (tuple, list)) else (parameter,):
-                    if hasattr(inner, "jaxpr") or hasattr(inner, "eqns"):
-                        queue.append((inner, (equation.source_info, *sources)))
+            queue += ((inner, (equation.source_info, *sources)) for inner in held_jaxprs(equation))
     small = sum(constant.bytes for constant in found.values()) <= _SMALL
     return () if small else tuple(sorted(found.values(), key=lambda constant: -constant.bytes))
 
@@ -239,6 +237,11 @@ class TracedStep:
     def constants(self) -> tuple[Constant, ...]:
         """Return the arrays that the step closes over (`find_constants`)."""
         return find_constants(self.closed)
+
+    @property
+    def constant_bytes(self) -> int:
+        """Return the bytes of these arrays, which each device has whole."""
+        return sum(constant.bytes for constant in self.constants)
 
     @property
     def arguments(self) -> list[int]:

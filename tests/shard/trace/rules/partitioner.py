@@ -110,7 +110,7 @@ def main(topology: str = "") -> None:
     table = json.loads(TABLE.read_text()) if TABLE.exists() else {}
     for name in EXAMPLES:
         for row, one in rows(name).items():
-            with contextlib.suppress(NotImplementedError):
+            with contextlib.suppress(NotImplementedError):  # the platform does not have the primitive
                 table.setdefault(row, {})["tpu" if topology else "cpu"] = " ".join(in_compiler(one, mesh))
     lines = (f"  {json.dumps(row)}: {json.dumps(table[row])}" for row in sorted(table))
     TABLE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
