@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from jax import lax
 
 from penstock.shard.graph.fusion import fuse, hbm_traffic
 from penstock.shard.mesh.compiler_models import CPU, GPU, TPU
@@ -16,10 +17,13 @@ def square(dtype=jnp.float32):
     return jax.ShapeDtypeStruct((512, 512), dtype)
 
 
-def traffic(step, *args, compiler=CPU):
+def moved(step, *args, compiler=CPU):
     program = trace(step, args).program
-    sizes = hbm_traffic(program, fuse(program, (), compiler))
-    return {op.primitive: size for op, size in zip(program.ops, sizes, strict=True)}
+    return zip(program.ops, hbm_traffic(program, fuse(program, (), compiler)), strict=True)
+
+
+def traffic(step, *args, compiler=CPU):
+    return {op.primitive: each.bytes for op, each in moved(step, *args, compiler=compiler)}
 
 
 def test_a_product_reads_its_operands_and_writes_its_result():
@@ -55,7 +59,8 @@ def test_an_epilogue_goes_on_through_elementwise_operations():
         return hidden, jnp.tanh(hidden) * z
 
     found = traffic(step, square(), square(), square(), compiler=TPU)
-    assert found["add"] == found["mul"] == 2 * MB  # the other operand, and the result
+    assert found["add"] == 2 * MB  # the other operand, and the result
+    assert found["mul"] == MB  # the other operand is read once for both
 
 
 def test_a_reduction_is_in_the_epilogue_and_operations_that_need_its_result_are_not():
@@ -86,8 +91,8 @@ def test_an_operation_that_cannot_be_fused_ends_the_epilogue():
 
 
 def test_a_product_reads_the_product_before_it_from_hbm():
-    program = trace(lambda x, y: (x @ y) @ y, (square(), square())).program
-    assert hbm_traffic(program, fuse(program, (), TPU)) == [3 * MB, 3 * MB]
+    found = moved(lambda x, y: (x @ y) @ y, square(), square(), compiler=TPU)
+    assert [each.bytes for _, each in found] == [3 * MB, 3 * MB]
 
 
 def test_the_update_of_a_weight_reads_its_gradient_from_hbm():
@@ -101,3 +106,42 @@ def test_the_update_of_a_weight_reads_its_gradient_from_hbm():
 def test_a_result_of_the_step_is_made_in_the_epilogue_of_the_product_that_reads_a_weight():
     found = traffic(lambda v, w, x: jnp.tanh(jnp.tanh(x @ w) @ v) + x, *[square()] * 3, compiler=TPU)
     assert found["add"] == 2 * MB
+
+
+def test_the_updates_of_a_weight_and_its_moments_are_one_operation_that_reads_each_array_once():
+    def step(w, first, second, gradient):
+        first, second = 0.9 * first + gradient, 0.9 * second + gradient**2
+        return w - first / (jnp.sqrt(second) + 1e-8), first, second
+
+    found = [each for _, each in moved(step, *[square()] * 4) if each.bytes]
+    assert sum(each.bytes for each in found) == 7 * MB  # four are read and three are written
+    assert [each.runs for each in found].count(1) == 1
+
+
+def test_an_operation_in_an_epilogue_does_not_run_by_itself():
+    found = {op.primitive: each.runs for op, each in moved(lambda x, y, z: x @ y + z, *[square()] * 3, compiler=TPU)}
+    assert found == {"dot_general": 1, "add": 0}
+
+
+def test_the_gradient_of_a_lookup_writes_its_whole_table():
+    table, rows = jax.ShapeDtypeStruct((4096, 64), jnp.float32), jax.ShapeDtypeStruct((128,), jnp.int32)
+    found = traffic(jax.grad(lambda table, rows: (table[rows] ** 2).sum()), table, rows)
+    assert found["scatter-add"] == 2 * 128 * 64 * 4 + MB
+
+
+@pytest.mark.parametrize(
+    ("look_up", "one_by_one"),
+    [
+        (lambda table, rows: table[rows], False),
+        (lambda table, rows: jnp.take_along_axis(table, rows[:, None], 0), False),
+        (lambda table, rows: jax.vmap(lambda row: table[row])(rows), True),
+        (lambda table, rows: jax.vmap(lambda row: lax.dynamic_slice(table, (row, 0), (2, 64)))(rows), True),
+    ],
+    ids=["array", "along an axis", "scalar under vmap", "slices under vmap"],
+)
+def test_a_tpu_applies_the_updates_of_windows_one_by_one(look_up, one_by_one):
+    table, rows = jax.ShapeDtypeStruct((4096, 64), jnp.float32), jax.ShapeDtypeStruct((128,), jnp.int32)
+    gradient = jax.grad(lambda table, rows: (look_up(table, rows) ** 2).sum())
+    for compiler in (TPU, GPU):
+        found = {op.primitive: each.runs for op, each in moved(gradient, table, rows, compiler=compiler)}
+        assert found["scatter-add"] == (4 * 128 if one_by_one and compiler is TPU else 1)

@@ -10,7 +10,7 @@ from penstock.shard.graph.scheduling import find_reuse
 from penstock.shard.mesh.hardware import find_hardware
 from penstock.shard.trace.step import trace
 
-STEPS, ROWS, WIDTH = 16, 64, 256
+STEPS, ROWS, WIDTH = 16, 64, 1024
 W = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)
 XS = jax.ShapeDtypeStruct((STEPS, ROWS, WIDTH), jnp.float32)
 BYTES = WIDTH * WIDTH * 4

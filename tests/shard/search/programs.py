@@ -220,7 +220,7 @@ def _random_work(rng: np.random.Generator, rank: int) -> Work:
         float(rng.integers(1, 1000) << 20),
         tuple(int(each) for each in rng.permutation(rank)[: rng.integers(0, rank + 1)]),
     )
-    return "float32", float(10 ** rng.uniform(9, 12)), (traffic,)
+    return Work("float32", float(10 ** rng.uniform(9, 12)), (traffic,), 1.0)
 
 
 def _random_edge(rng: np.random.Generator, nodes: Sequence[Node], a: int, b: int, value: int) -> Edge:

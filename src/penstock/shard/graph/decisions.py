@@ -24,7 +24,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.shard.graph.axis_groups import AxisGroups
-from penstock.shard.graph.scheduling import Reuse, find_accumulated, find_early_values, find_late_values, find_reuse
+from penstock.shard.graph.fusion import Moved
+from penstock.shard.graph.scheduling import (
+    Reuse,
+    find_accumulated,
+    find_early_values,
+    find_lasting_values,
+    find_late_values,
+    find_reuse,
+)
 from penstock.shard.mesh.compiler_models import CompilerModel
 from penstock.shard.mesh.resharding import ReshardStep
 from penstock.shard.trace.flat_program import CONTRACTIONS, RANDOM_NUMBERS, FlatProgram, Op, Path
@@ -38,18 +46,36 @@ class Traffic(NamedTuple):
       bytes: bytes that are read or written.
       dims: the dimensions of the node that divide them; None if all do.
       reuse: the iterations of a loop that may share it; None if none do.
+      temporary: whether a product reads or makes it and it exists only inside of the step, so that a TPU may keep it in its
+        vector memory.
     """
 
     bytes: float
     dims: Dims | None
     reuse: Reuse | None = None
+    temporary: bool = False
 
 
 VECTOR = "vector"
 """Stands for a dtype where the vector unit decides the time of an operation: random numbers, which HBM traffic does not bound."""
 
-Work = tuple[str, float, tuple[Traffic, ...]]
-"""The work of an operation in a step if nothing is sharded: dtype or `VECTOR`, FLOPs, and its HBM traffic."""
+
+class Work(NamedTuple):
+    """The work of an operation in a step, if nothing is sharded.
+
+    Attributes:
+      dtype: in which it computes, or `VECTOR`.
+      flops: FLOPs.
+      traffic: its HBM traffic.
+      runs: how often it runs by itself; 0 if it is fused into others.
+      updates: the dimensions of the node that divide its runs.
+    """
+
+    dtype: str
+    flops: float
+    traffic: tuple[Traffic, ...]
+    runs: float
+    updates: Dims = ()
 
 
 ReshardKey = tuple[int, float, Path]
@@ -182,7 +208,7 @@ def build_graph(
     groups: AxisGroups,
     state: Mapping[int, int],
     fixed_layouts: Mapping[int, tuple],
-    traffic: Sequence[float],
+    traffic: Sequence[Moved],
     compiler: CompilerModel,
 ) -> Graph:
     """Build the decision graph of a program.
@@ -198,9 +224,10 @@ def build_graph(
 class _GraphBuilder:
     """A graph that is being built, with its program."""
 
-    def __init__(self, program: FlatProgram, groups: AxisGroups, traffic: Sequence[float], compiler: CompilerModel):
+    def __init__(self, program: FlatProgram, groups: AxisGroups, traffic: Sequence[Moved], compiler: CompilerModel):
         self.program, self.groups, self.compiler = program, groups, compiler
         self.early, self.late = find_early_values(program), find_late_values(program)
+        self.lasting = find_lasting_values(program, self.early)
         self.accumulated = find_accumulated(program) if compiler.moves_sums else {}
         self.reuse = find_reuse(program)
         self.readers: dict[int, list[Op]] = defaultdict(list)
@@ -317,14 +344,16 @@ class _GraphBuilder:
         if op.primitive not in CONTRACTIONS:
             reuse = self.reuse.get((index, op.results[0])) if op.results else None
             kind = VECTOR if op.primitive in RANDOM_NUMBERS else self._dtype_of(op)
-            return kind, flops, (Traffic(self.hbm_traffic[index] * count, None, reuse),)
+            moved = self.hbm_traffic[index]
+            updates = op.rule.operands[1] if moved.runs > 1 else ()
+            return Work(kind, flops, (Traffic(moved.bytes * count, None, reuse),), moved.runs * count, updates)
         arrays = zip((*op.operands, *op.results), (*op.rule.operands, *op.rule.results), strict=True)
         traffic = tuple(
-            Traffic(self.program.values[value].bytes * count, dims, self.reuse.get((index, value)))
+            Traffic(self.program.values[value].bytes * count, dims, self.reuse.get((index, value)), value not in self.lasting)
             for value, dims in arrays
             if value is not None
         )
-        return self._dtype_of(op), flops, traffic
+        return Work(self._dtype_of(op), flops, traffic, count)
 
     def _add_edge(
         self,

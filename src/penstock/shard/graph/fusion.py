@@ -9,9 +9,11 @@ approximates a minimal cut between the forward and the backward pass.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from penstock.shard.graph.scheduling import find_early_values, find_late_values
 from penstock.shard.mesh.compiler_models import CPU, CompilerModel
@@ -435,29 +437,60 @@ def _find_births(program: FlatProgram, inputs: Iterable[int]) -> tuple[dict[int,
     return births, around
 
 
-def hbm_traffic(program: FlatProgram, fusion: Fusion) -> list[float]:
-    """Return the bytes that each operation reads from and writes to HBM in one run, if nothing is sharded.
+_RUNS_OF_AN_UPDATE = 4
+"""The least times of an operation that an update takes which a TPU applies in a loop (`Rule.one_by_one`).
 
-    Fused operations have none: their sources are read by the operation that they are fused into. If the compiler fuses into
+By the cycles of TPU programs it takes 4.9 µs, for tables of 16 to 256 columns and 384 to 4,096 updates. An LSTM with Equinox's
+embedding took 5 times as long as data parallelism without it.
+"""
+
+
+class Moved(NamedTuple):
+    """What an operation moves in one run, if nothing is sharded.
+
+    Attributes:
+      bytes: bytes that it reads from and writes to HBM.
+      runs: the operations that it is: 0 if it is a part of others.
+    """
+
+    bytes: float
+    runs: int
+
+
+def hbm_traffic(program: FlatProgram, fusion: Fusion) -> list[Moved]:
+    """Return what each operation moves.
+
+    Fused operations move nothing: their sources are read by the operation that they are fused into. If the compiler fuses into
     products, elementwise operations and reductions read the result of a product without HBM, as it is made: its *epilogue*. The
-    update of a weight does not: its gradient is summed over devices before.
+    update of a weight does not: its gradient is summed over devices before. The updates of a weight and of its moments are one
+    operation with several results, which reads each array once.
     """
     stored = fusion.stored | {output for output in program.outputs if output is not None}
     value_bytes = [value.bytes for value in program.values]
+    late = find_late_values(program)
+    seen: set[int] = set()  # by updates
     traffic = []
     epilogues = _Epilogues(program) if fusion.compiler.fuses_products else None
     for index, op in enumerate(program.ops):
         if op.primitive in ALIASES or not any(result in stored for result in op.results):
-            traffic.append(0.0)
+            traffic.append(Moved(0.0, 0))
             continue
         read = frozenset().union(*(fusion.sources.get(value, frozenset((value,))) for value in op.operands if value is not None))
-        if epilogues is not None:
-            read -= epilogues.read_for_free(index, op, read)
+        free = epilogues.read_for_free(index, op, read) if epilogues is not None else frozenset()
+        if op.rule.identity and late.issuperset(op.results):
+            free |= read & seen
+            seen |= read | set(op.results)
+        runs: int = 0 if free else 1
         if op.primitive in LOOKUPS:
             updates = op.operands[2] if op.primitive.startswith("scatter") else None
-            traffic.append(2.0 * value_bytes[op.results[0] if updates is None else updates])
+            moved = 2.0 * value_bytes[op.results[0] if updates is None else updates]
+            if updates is not None and op.operands[0] not in stored:  # into zeros, as the gradient of a lookup
+                moved += value_bytes[op.results[0]]
+            if op.rule.one_by_one and fusion.compiler.name == "tpu" and (indices := op.operands[1]) is not None:
+                runs *= _RUNS_OF_AN_UPDATE * math.prod(program.values[indices].shape[:-1])
         else:
-            traffic.append(float(sum(value_bytes[value] for value in read) + sum(value_bytes[value] for value in op.results)))
+            moved = float(sum(value_bytes[value] for value in (*(read - free), *op.results)))
+        traffic.append(Moved(moved, runs))
     return traffic
 
 

@@ -21,7 +21,7 @@ collectives that a compiler runs asynchronously.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from penstock.shard.trace.flat_program import ALIASES, CONTRACTIONS, FlatProgram, Loop, Op, reachable
@@ -133,6 +133,13 @@ def find_early_values(program: FlatProgram) -> dict[int, int]:
             if op.rule.identity and operands and all(operand in early for operand in operands):
                 early.update(dict.fromkeys(op.results, early[operands[0]]))
     return early
+
+
+def find_lasting_values(program: FlatProgram, early: Mapping[int, int]) -> set[int]:
+    """Return the values that are in memory before or after the step: inputs, what is computed early from them, and results."""
+    results = {value for value in program.outputs if value is not None}
+    results |= {inside for loop in program.loops for inside, stack in loop.stacks if inside is not None and stack in results}
+    return {*early, *results}
 
 
 def find_late_values(program: FlatProgram) -> set[int]:

@@ -58,15 +58,20 @@ class StepModel:
         return dict(readers)
 
 
-def build_step_model(traced: TracedStep, fixed: Mapping[int, FixedLayout], compiler: CompilerModel) -> StepModel:
+def build_step_model(
+    traced: TracedStep, fixed: Mapping[int, FixedLayout], compiler: CompilerModel, runs_by: CompilerModel | None = None
+) -> StepModel:
     """Build the model of a step.
 
     Args:
       fixed: layouts that the user prescribes for inputs, by the index of the input.
+      compiler: the compiler that decides whether the step fits.
+      runs_by: the compiler of the device, whose fusions decide the time of the step; None: the same.
     """
     ops = [replace(op, rule=op.rule.on(compiler.name)) if op.rule.gathered else op for op in traced.program.ops]
     program = replace(traced.program, ops=ops)
     groups = find_axis_groups(program)
     fusion = fuse(program, frozenset(traced.state), compiler)
-    graph = build_graph(program, groups, traced.state, fixed, hbm_traffic(program, fusion), compiler)
+    fusion_in_time = fusion if runs_by in (None, compiler) else fuse(program, frozenset(traced.state), runs_by)
+    graph = build_graph(program, groups, traced.state, fixed, hbm_traffic(program, fusion_in_time), compiler)
     return StepModel(program, groups, graph, fold_layers(graph), find_live_ranges(program, graph, fusion), compiler)

@@ -1,9 +1,9 @@
 """The cost of an assignment of layouts: seconds of a step and peak memory of one device, on one mesh.
 
-A node of the decision graph costs compute time: a roofline (Williams, Waterman, Patterson 2009). An edge costs the time of its
-collectives, by the α–β model of Thakur et al. (2005), less the part hidden behind products (`hidden_seconds`). The peak memory
-is the largest sum of live bytes, with the stored inputs. Equivalent nodes have one layout (`FoldedGraph`), so costs are
-summed over classes of nodes and bundles of edges.
+A node of the decision graph costs compute time: a roofline (Williams, Waterman, Patterson 2009), with a least time. An edge
+costs the time of its collectives, by the α–β model of Thakur et al. (2005), less the part hidden behind products
+(`hidden_seconds`). The peak memory is the largest sum of live bytes, with the stored inputs. Equivalent nodes have one layout
+(`FoldedGraph`), so costs are summed over classes of nodes and bundles of edges.
 """
 
 from __future__ import annotations
@@ -35,6 +35,11 @@ _VECTOR_PART = 1 / 32
 In a cycle, a TPU v5e makes 4 · 8 · 128 operations, and 2 · 4 · 128 · 128 in its four matrix units (Austin et al., How to Scale
 Your Model, 2025). By datasheet, it is 1/16 on an A100 and 1/15 on an H100. Without it, random numbers cost nothing: each device
 made most of the noise of an evolution strategy, which took twice as long by the cycles and collectives of the TPU program.
+"""
+_LEAST_SECONDS = 1.2e-6
+"""The least time of an operation that is not fused into others.
+
+The TPU compiler estimates 1,820 cycles at 1.5 GHz for the smallest fusions of a v5e.
 """
 _FAST_PART = 0.7
 """The part of a TPU's vector memory in which temporary arrays are kept. The rest holds the operands of running operations."""
@@ -78,7 +83,7 @@ class CostModel:
         folded, live = self.folded, self.live_ranges
         self.class_of = folded.of_node.tolist()
         self.first_of = folded.first.tolist()
-        dtypes = {dtype for node in self.first_of for dtype, _, _ in self.graph.nodes[node].work}
+        dtypes = {work.dtype for node in self.first_of for work in self.graph.nodes[node].work}
         vector = _VECTOR_PART * self.hardware.peak("bfloat16")
         self.peaks |= {dtype: vector if dtype == VECTOR else self.hardware.peak(dtype) for dtype in dtypes}
         self.members = np.bincount(folded.of_node, minlength=len(folded.first))
@@ -96,6 +101,8 @@ class CostModel:
         kinds, self._copy_kind = np.unique(forms, axis=1, return_inverse=True)
         self._copy_kinds = kinds.T.tolist()
         self._fast_bytes = _FAST_PART * self.hardware.fast_memory if self.compiler.tiles else 0.0
+        made = np.where(live.edge < 0, live.bytes, 0.0)
+        self._temporary_bytes = float(_sum_over_time(live, made).max(initial=0.0))
 
     def fold(self, assignment: Assignment) -> Assignment:
         """Return an assignment in which each class of nodes has the layout of its first node."""
@@ -166,8 +173,9 @@ class CostModel:
     def node_seconds(self, node: int, layout: Layout) -> float:
         """Return the compute seconds of a node: a roofline for each operation in it.
 
-        An operation takes the longer of its FLOPs at the peak, and its HBM traffic at the bandwidth. Memory is moved in rows of
-        128 elements (a TPU tile) or 32 to 128 (a GPU transaction). Sharding shorter rows saves no traffic.
+        An operation takes the longest of its FLOPs at the peak, its HBM traffic at the bandwidth, and the least time of an
+        operation. Memory is moved in rows of 128 elements (a TPU tile) or 32 to 128 (a GPU transaction). Sharding shorter rows
+        saves no traffic.
         """
         key = (self.class_of[node], layout)
         if key not in self._work:
@@ -176,10 +184,11 @@ class CostModel:
             parts = self.links.shards(union(layout[:-1] if short else layout))
             self._work[key] = sum(
                 max(
-                    flops / self.peaks[dtype] / parts,
-                    sum(self._moved_bytes(each, layout, parts) for each in traffic) / self.hardware.memory_bandwidth,
+                    work.flops / self.peaks[work.dtype] / parts,
+                    sum(self._moved_bytes(each, layout, parts) for each in work.traffic) / self.hardware.memory_bandwidth,
+                    _LEAST_SECONDS * work.runs / self.links.shards(union(project(work.updates, layout))),
                 )
-                for dtype, flops, traffic in self.graph.nodes[node].work
+                for work in self.graph.nodes[node].work
             )
         return self._work[key]
 
@@ -187,10 +196,14 @@ class CostModel:
         """Return the bytes of HBM traffic of an array on one device, given the layout of its node and its number of shards.
 
         Arrays that all iterations of a loop use are moved once, if one device's shard of them fits into the vector memory.
+        Temporary arrays of products are not moved, if one device's shard of all that are live together fits.
         """
         shards = parts if traffic.dims is None else self.links.shards(union(project(traffic.dims, layout)))
+        fast = _FAST_PART * self.hardware.fast_memory
+        if traffic.temporary and self._temporary_bytes / shards <= fast:
+            return 0.0
         reuse = traffic.reuse
-        moves_once = reuse is not None and reuse.bytes / shards <= self._fast_bytes
+        moves_once = reuse is not None and reuse.bytes / shards <= fast
         return traffic.bytes / shards / (reuse.iterations if reuse is not None and moves_once else 1)
 
     def all_reshard_steps(self, assignment: Assignment) -> Iterator[tuple[Edge, tuple[ReshardStep, ...], int]]:
@@ -271,11 +284,15 @@ class CostModel:
     def _live_bytes(self, assignment: Assignment, padding: np.ndarray | float = 1.0) -> tuple[np.ndarray, float]:
         """Return the bytes of temporary arrays on one device at each operation, and of all stored inputs together."""
         each, stored = self.local_bytes(assignment)
-        each = each * padding
-        change = np.zeros(self.live_ranges.steps + 1)
-        np.add.at(change, self.live_ranges.start, each)
-        np.add.at(change, self.live_ranges.end + 1, -each)
-        return np.cumsum(change[:-1]), stored
+        return _sum_over_time(self.live_ranges, each * padding), stored
+
+
+def _sum_over_time(live_ranges: LiveRanges, each: np.ndarray) -> np.ndarray:
+    """Return the bytes of all live ranges together at each operation, given the bytes of each."""
+    change = np.zeros(live_ranges.steps + 1)
+    np.add.at(change, live_ranges.start, each)
+    np.add.at(change, live_ranges.end + 1, -each)
+    return np.cumsum(change[:-1])
 
 
 def project(dims: Sequence[int | None], layout: Layout) -> Layout:
@@ -378,7 +395,7 @@ class Cost:
     """The predicted cost of one step on one device.
 
     Attributes:
-      compute: seconds of compute. An operation takes the longer of its FLOPs at the peak and its HBM traffic at the bandwidth.
+      compute: seconds of compute (`CostModel.node_seconds`).
       flops: FLOPs of one device.
       flops_seconds: seconds that the FLOPs alone would take at the peak.
       collectives: collectives by kind and mesh axes, the slowest first.
@@ -441,9 +458,9 @@ def predict_cost(
     flops = flops_seconds = 0.0
     for node, layout in zip(costs.graph.nodes, assignment, strict=True):
         shards = costs.links.shards(union(layout))
-        for dtype, number, _ in node.work:
-            flops += number / shards
-            flops_seconds += number / shards / costs.peaks[dtype]
+        for work in node.work:
+            flops += work.flops / shards
+            flops_seconds += work.flops / shards / costs.peaks[work.dtype]
     total = costs.memory(assignment)[0]
     stored = dict.fromkeys(("parameters", "optimizer", "batch", "other"), 0.0)
     for role, leaf, (_, size) in zip(roles, inputs, costs.stored, strict=True):

@@ -37,6 +37,7 @@ class Rule:
       identity: whether each result element is computed from operand elements at the same position (elementwise operations,
         transposes, added or removed unit dimensions), so that all operands and results may share one layout.
       gathered: pairs of a compiler ("tpu", "gpu" or "cpu") and the factors along which it gathers the operands.
+      one_by_one: whether a TPU applies the updates of a scatter one after another, in a loop.
     """
 
     sizes: tuple[int, ...]
@@ -44,6 +45,7 @@ class Rule:
     results: tuple[Dims, ...]
     identity: bool = False
     gathered: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    one_by_one: bool = False
 
     def reduced(self, factor: int) -> bool:
         """Return whether sharding this factor makes the results partial."""
@@ -373,7 +375,10 @@ def _scatter(params: Mapping[str, Any], operands: Sequence[Any], partial: bool) 
     if all(put[dim] == 1 for dim in looked_up):
         for dim in looked_up:
             table_dims[dim] = factors.new(table[dim])
-    return Rule(tuple(factors.sizes), (tuple(table_dims), tuple(index_dims), tuple(update_dims)), (tuple(table_dims),))
+    # The gradient of `w[i]` for a scalar i under `jax.vmap`, in which the indices are positions of windows.
+    one_by_one = not set(numbers.scatter_dims_to_operand_dims) <= set(numbers.inserted_window_dims)
+    dims = tuple(table_dims), tuple(index_dims), tuple(update_dims)
+    return Rule(tuple(factors.sizes), dims, (tuple(table_dims),), one_by_one=one_by_one)
 
 
 @rule_for("dynamic_slice")
