@@ -446,7 +446,7 @@ embedding took 5 times as long as data parallelism without it.
 
 
 class Moved(NamedTuple):
-    """What an operation moves in one run, if nothing is sharded.
+    """The HBM traffic of one run of an operation, if nothing is sharded.
 
     Attributes:
       bytes: bytes that it reads from and writes to HBM.
@@ -458,7 +458,7 @@ class Moved(NamedTuple):
 
 
 def hbm_traffic(program: FlatProgram, fusion: Fusion) -> list[Moved]:
-    """Return what each operation moves.
+    """Return the HBM traffic of each operation.
 
     Fused operations move nothing: their sources are read by the operation that they are fused into. If the compiler fuses into
     products, elementwise operations and reductions read the result of a product without HBM, as it is made: its *epilogue*. The
