@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from penstock.shard.search.solver import Candidate, choose
 
 
-def candidate(name, seconds, memory=1.0, collectives=1, baseline=False):
-    return Candidate([(name,)], seconds, collectives, memory, 0, baseline)
+def candidate(name, seconds, memory=1.0, sent=1, collectives=1, baseline=False):
+    return Candidate([(name,)], seconds, sent, collectives, memory, 0, baseline)
 
 
 def best(*found, limit=10.0):
@@ -23,7 +23,12 @@ def test_of_near_ties_in_time_the_one_of_less_memory_is_chosen():
     assert best(candidate("fast", 1.0), candidate("small", 1.03, memory=0.5)) == "fast"
 
 
-def test_of_near_ties_in_time_and_memory_the_one_with_fewer_collectives_is_chosen():
+def test_of_near_ties_in_time_and_memory_the_one_that_sends_less_is_chosen():
+    assert best(candidate("more", 1.0, sent=9), candidate("less", 1.005, memory=1.005, sent=8, collectives=3)) == "less"
+    assert best(candidate("more", 1.0, sent=9), candidate("less", 1.005, memory=1.1, sent=8)) == "more"
+
+
+def test_of_near_ties_in_all_the_one_with_fewer_collectives_is_chosen():
     assert best(candidate("strange", 1.0, collectives=9), candidate("plain", 1.005, memory=1.005)) == "plain"
     assert best(candidate("strange", 1.0, collectives=9), candidate("plain", 1.005, memory=1.1)) == "strange"
 
@@ -64,6 +69,7 @@ some = st.builds(
     st.sampled_from([1.0, 1.01, 1.02, 1.03, 2.0]),
     st.sampled_from([1.0, 1.01, 2.0, 20.0]),
     st.integers(0, 3),
+    st.integers(0, 3),
     st.booleans(),
 )
 
@@ -81,5 +87,6 @@ def test_the_choice_is_near_the_fastest_and_does_not_depend_on_the_order(found, 
     near = [each for each in eligible if each.seconds <= 1.02 * min(each.seconds for each in eligible)]
     smallest = [each for each in near if each.memory <= 1.02 * min(each.memory for each in near)]
     assert chosen in smallest
-    assert chosen.sent == min(each.sent for each in smallest)
-    assert (chosen.seconds, chosen.sent) == (again.seconds, again.sent)
+    fewest = [each for each in smallest if each.sent <= 1.02 * min(each.sent for each in smallest)]
+    assert chosen.collectives == min(each.collectives for each in fewest)
+    assert (chosen.seconds, chosen.collectives) == (again.seconds, again.collectives)
