@@ -450,7 +450,7 @@ class Moved(NamedTuple):
 
     Attributes:
       bytes: bytes that it reads from and writes to HBM.
-      runs: the operations that it is: 0 if it is a part of others.
+      runs: as how many operations it runs; 0 if it is a part of others.
     """
 
     bytes: float
@@ -470,7 +470,7 @@ def hbm_traffic(program: FlatProgram, fusion: Fusion) -> list[Moved]:
     late = find_late_values(program)
     seen: set[int] = set()  # by updates
     traffic = []
-    epilogues = _Epilogues(program) if fusion.compiler.fuses_products else None
+    epilogues = _Epilogues(program, late) if fusion.compiler.fuses_products else None
     for index, op in enumerate(program.ops):
         if op.primitive in ALIASES or not any(result in stored for result in op.results):
             traffic.append(Moved(0.0, 0))
@@ -480,7 +480,7 @@ def hbm_traffic(program: FlatProgram, fusion: Fusion) -> list[Moved]:
         if op.rule.identity and late.issuperset(op.results):
             free |= read & seen
             seen |= read | set(op.results)
-        runs: int = 0 if free else 1
+        runs = int(not free)
         if op.primitive in LOOKUPS:
             updates = op.operands[2] if op.primitive.startswith("scatter") else None
             moved = 2.0 * value_bytes[op.results[0] if updates is None else updates]
@@ -501,8 +501,8 @@ class _Epilogues:
     reduction in the same product, which exists only when the product is done.
     """
 
-    def __init__(self, program: FlatProgram) -> None:
-        self._early, self._late = find_early_values(program), find_late_values(program)
+    def __init__(self, program: FlatProgram, late: set[int]) -> None:
+        self._early, self._late = find_early_values(program), late
         self._product: dict[int, int] = {}  # Value → the operation that is the product in whose epilogue it is made.
         self._reduced: set[int] = set()  # The values that are made by a reduction.
 
