@@ -1,5 +1,8 @@
 """The predicted cost of a plan: its parts add up to what the search compares."""
 
+import dataclasses
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -8,7 +11,9 @@ from hypothesis import strategies as st
 from tests.shard.search.programs import FAST_LINKS, MESHES, SLOW_LINKS, array, model_of, random_step, steps, training
 from tests.shard.search.test_problem import anything
 
+import penstock as ps
 from penstock.shard.graph.roles import find_batch_dims
+from penstock.shard.mesh.hardware import find_hardware
 from penstock.shard.search.baselines import data_parallel
 from penstock.shard.search.costs import axis_work, build_costs, live_values_at_peak, predict_cost
 
@@ -100,3 +105,34 @@ def test_gradients_are_summed_in_one_collective_and_what_a_product_waits_for_in_
     latency = summed.seconds - summed.bytes_on_wire / SLOW_LINKS.link_bandwidth
     # The gradient of the mean is a sum over the batch, too.
     assert latency / SLOW_LINKS.link_latency == pytest.approx(2 * waits, abs=1e-6)
+
+
+def compute_of(step, *args, hardware="tpu-v5e"):
+    return ps.plan(step, *args, mesh={"data": 8}, hardware=hardware, check=False).baselines["data parallel"].compute
+
+
+def test_an_operation_takes_a_least_time_however_many_devices_share_it():
+    assert compute_of(lambda w, x: w - jax.grad(lambda w: (x @ w).sum())(w), array(8, 8), array(64, 8)) >= 2 * 1.2e-6
+    assert compute_of(lambda x: jnp.tanh(x) + 1, array(64, 8)) == pytest.approx(1.2e-6)  # one fused operation
+
+
+def test_products_do_not_move_temporary_arrays_that_fit_into_the_vector_memory():
+    hardware = find_hardware("tpu-v5e")
+    args = array(128, 8192), array(8192, 128), array(8192, 128)
+    with_memory, without = (
+        compute_of(lambda w, v, x: (x @ w) @ v, *args, hardware=dataclasses.replace(hardware, fast_memory=size))
+        for size in (1 << 30, 0)
+    )
+    hidden = 8192 * 8192 * 4 / 8  # the array between both products, on one device
+    assert without > with_memory
+    assert without - with_memory <= 2 * hidden / hardware.memory_bandwidth * 1.001
+
+
+def test_rows_that_a_tpu_adds_one_by_one_are_shared_out():
+    def step(table, rows, look_up):
+        return table - jax.grad(lambda table: (look_up(table, rows) ** 2).sum())(table)
+
+    args = array(2048, 256), jax.ShapeDtypeStruct((4096,), jnp.int32)
+    by_scalars = lambda table, rows: jax.vmap(lambda row: table[row])(rows)  # noqa: E731
+    assert compute_of(lambda *args: step(*args, by_scalars), *args) > 4096 / 8 * 4.8e-6
+    assert compute_of(lambda *args: step(*args, lambda table, rows: table[rows]), *args) < 1e-4
