@@ -35,7 +35,7 @@ from penstock.shard.mesh.resharding import sent_times, union
 from penstock.shard.mesh.shapes import describe_mesh
 from penstock.shard.record import LeafLayout, PlanRecord
 from penstock.shard.search.baselines import FSDP, MEGATRON, MEGATRON_FSDP, by_largest_dim, split_storage
-from penstock.shard.search.costs import Assignment, PlannedCollective, live_values_at_peak
+from penstock.shard.search.costs import Assignment, PlannedCollective, Proof, live_values_at_peak
 from penstock.shard.search.solver import MeshPlan, PreparedMesh
 from penstock.shard.trace.flat_program import ALIASES, FlatProgram, Op
 from penstock.shard.trace.step import TracedStep
@@ -75,7 +75,7 @@ _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 """Parts of the paths of files that belong to installed packages."""
 
 Search = Callable[[float], MeshPlan]
-Write = Callable[[PreparedMesh, Assignment], PlanRecord]
+Write = Callable[[MeshPlan], PlanRecord]
 WriteLeft = Callable[[PreparedMesh, Assignment], list[PlanRecord]]
 
 
@@ -109,7 +109,7 @@ def enforce_limit(
       CompileError: the plan does not compile, and `check` asks for it.
     """
     found = search(limit)
-    plan = write(found.prepared, found.candidate.assignment)
+    plan = write(found)
     above = plan.cost.memory.total > limit
     if above and (least := least_arguments()) > limit:
         raise PlanError(_describe_arguments(found.prepared, found.candidate.assignment, traced, limit, least))
@@ -132,7 +132,7 @@ def enforce_limit(
         failed = replace(trials.current, compiler_failed=True)
         return _warn_unchecked(failed, f"could not be compiled here to check that it fits: {error}")
     if trials.fastest is None:
-        raise PlanError(_describe_excess(trials.smallest, traced, compiler, len(trials.done)))
+        raise PlanError(_describe_excess(trials.smallest, traced, compiler, len(trials.done), plan.proof))
     return trials.fastest
 
 
@@ -217,7 +217,7 @@ class _Trials:
     def _compile_baselines(self) -> None:
         """Compile the baselines that may fit, by predicted memory, until one fits and the others are slower."""
         for each in sorted(self.baselines.values(), key=lambda each: each.candidate.memory):
-            plan, best = self.write(each.prepared, each.candidate.assignment), self.fastest
+            plan, best = self.write(each), self.fastest
             if plan.cost.memory.arguments > self.limit or self._was_tried(plan):
                 continue
             if best is None or (plan.cost.seconds < best.cost.seconds and len(self.done) < _COMPILATIONS):
@@ -270,8 +270,8 @@ class _Trials:
 
         They are the baselines, and plans left to the compiler with the stored layouts of the fastest plan or of `stored_layouts`.
         """
-        found = [(each.prepared, each.candidate.assignment) for each in self.baselines.values()]
-        written = [(*layouts, self.write(*layouts)) for layouts in found]
+        found = self.baselines.values()
+        written = [(each.prepared, each.candidate.assignment, self.write(each)) for each in found]
         for layouts in [(best.prepared, best.assignment), *stored_layouts(self.baselines)]:
             written += [(*layouts, plan) for plan in self.write_left(*layouts)]
         for each in sorted(written, key=lambda each: each[2].cost.seconds):
@@ -312,7 +312,7 @@ class _Trials:
                 return None
         found = self.search(within)
         prepared, assignment = found.prepared, found.candidate.assignment
-        plan = self.write(prepared, assignment)
+        plan = self.write(found)
         slower = best is not None and plan.cost.seconds > _FASTER * best.cost.seconds
         return None if slower or self._was_tried(plan) else (prepared, assignment, plan)
 
@@ -467,13 +467,21 @@ def _describe_arguments(prepared: PreparedMesh, assignment: Assignment, traced: 
     )
 
 
-def _describe_excess(trial: _Trial, traced: TracedStep, compiler: Compiler, count: int) -> str:
-    """Describe by how much the smallest of `count` compiled plans exceeds the limit, and which arrays take the most memory."""
+def _describe_excess(trial: _Trial, traced: TracedStep, compiler: Compiler, count: int, proof: Proof | None) -> str:
+    """Describe by how much the smallest of `count` compiled plans exceeds the limit, and which arrays take the most memory.
+
+    Args:
+      proof: of the search within the limit.
+    """
     prepared, assignment, plan, needed = trial.prepared, trial.assignment, trial.plan, trial.needed
     # The activations of a plan that is left to the compiler are not predicted.
     predicted = "" if plan.left_to_compiler else _describe_prediction(prepared, assignment, plan, traced)
+    least = math.floor(proof.memory) if proof is not None else 0
+    none_fits = least > plan.limit
+    proved = f"by the estimate, every layout needs at least {format_bytes(least)} (proved); " if none_fits else ""
+    mesh = describe_mesh(plan.mesh_shape)
     return (
-        f"no layout that was found fits {format_bytes(plan.limit)} a device on mesh {describe_mesh(plan.mesh_shape)}: of "
+        f"no layout {'' if none_fits else 'that was found '}fits {format_bytes(plan.limit)} a device on mesh {mesh}: {proved}of "
         f"{counted(count, 'plan')} that {compiler.name} compiled, the smallest needs {format_bytes(needed)}, "
         f"{format_bytes(needed - plan.limit)} too much; {format_bytes(plan.cost.memory.arguments)} of it are arguments. "
         f"The largest on each device: {'; '.join(_largest_arguments(prepared, assignment, traced))}. "

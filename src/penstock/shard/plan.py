@@ -167,11 +167,14 @@ def plan_traced(
 
     @without_collection()
     def search(within: float) -> MeshPlan:
-        return search_meshes(prepared, within - constants)
+        found = search_meshes(prepared, within - constants)
+        assert found.proof is not None
+        return replace(found, proof=replace(found.proof, memory=found.proof.memory + constants))
 
     @without_collection()
-    def write(mesh: PreparedMesh, decisions: Assignment) -> PlanRecord:
-        return finish(write_record(mesh, decisions, baselines, traced, chosen, limit))
+    def write(found: MeshPlan) -> PlanRecord:
+        record = write_record(found.prepared, found.candidate.assignment, baselines, traced, chosen, limit)
+        return finish(replace(record, proof=found.proof))
 
     def finish(record: PlanRecord) -> PlanRecord:
         record = replace(record, remarks=(*record.remarks, *remarks))
@@ -192,7 +195,7 @@ def plan_traced(
         limit=limit,
         check=check,
     )
-    writers = {name: functools.partial(write, each.prepared, each.candidate.assignment) for name, each in baselines.items()}
+    writers = {name: functools.partial(write, each) for name, each in baselines.items()}
     return Plan._from_record(record, traced, given, writers)
 
 

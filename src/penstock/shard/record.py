@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from penstock.shard.apply.sharding_constraints import ShardingConstraints, Spec
 from penstock.shard.hlo.analysis import Measured
 from penstock.shard.mesh.compiler_models import COMPILER_MODELS, tiled_bytes
-from penstock.shard.search.costs import Cost
+from penstock.shard.search.costs import Cost, Proof
 
 # Bytes of one key of each of JAX's random number generators.
 _KEY_BYTES = {"key<fry>": 8, "key<rbg>": 16, "key<urbg>": 16}
@@ -107,6 +107,7 @@ class PlanRecord:
       checked: the compiler's figures, if the plan was compiled while it was made.
       compiler_failed: whether the plan was to be compiled while it was made, and the compiler gave no figures.
       padded: the predicted memory if a TPU pads all arrays that it may pad (`padding.py`), in bytes.
+      proof: what the search proved of all layouts by the estimate; None for a plan that no search found.
       remarks: sentences about the plan, such as one about a batch that does not divide over the devices.
     """
 
@@ -126,12 +127,21 @@ class PlanRecord:
     checked: Measured | None = None
     compiler_failed: bool = False
     padded: int = 0
+    proof: Proof | None = None
     remarks: tuple[str, ...] = ()
 
     @property
     def device_count(self) -> int:
         """Return the number of devices of the mesh."""
         return math.prod(self.mesh_shape.values())
+
+    @property
+    def gap(self) -> float | None:
+        """Return by which fraction a layout may be faster than the fastest that the search found, by the estimate.
+
+        No layout is faster by more, which is proved. It is None if no search found the plan, or if nothing fits the limit.
+        """
+        return None if self.proof is None else self.proof.gap
 
     @property
     def left_to_compiler(self) -> bool:

@@ -20,7 +20,7 @@ from penstock.shard.trace import flat_program
 from penstock.shard.wording import format_spec
 
 FORMAT = "penstock plan"
-VERSION = 4
+VERSION = 5
 
 _Layouts = list[tuple[flat_program.Path, tuple[tuple[Spec, ...] | None, ...]]]
 
@@ -62,6 +62,7 @@ def to_json(plan: PlanRecord) -> str:
         "checked": plan.checked,
         "compiler_failed": plan.compiler_failed,
         "padded": plan.padded,
+        "proof": plan.proof,
         "axis_work": plan.axis_work,
         "remarks": plan.remarks,
         "baselines": plan.baselines,

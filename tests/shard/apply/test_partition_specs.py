@@ -8,15 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.shard.search.exhaustive import all_layouts
-from tests.shard.search.programs import FAST_LINKS, MESHES, model_of, random_step
+from tests.shard.search.programs import FAST_LINKS, MESHES, model_of, random_step, solve
 from tests.shard.steps import STEPS
 
 from penstock.shard.apply.partition_specs import write_layouts
 from penstock.shard.graph.step_model import build_step_model
 from penstock.shard.mesh.compiler_models import CPU
 from penstock.shard.search.costs import build_costs
-from penstock.shard.search.problem import Problem
-from penstock.shard.search.solver import solve
 from penstock.shard.trace.step import trace
 
 
@@ -33,7 +31,7 @@ def anything(costs, seed):
 
 
 def found(costs):
-    return solve(Problem(costs), float("inf"), []).assignment
+    return solve(costs)[0].assignment
 
 
 def shapes_and_specs(model, layouts):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from hypothesis import strategies as st
+from tests.shard.search.exhaustive import all_layouts
 
 from penstock.shard.graph.decisions import Edge, Graph, Node, Traffic, Work, fold_layers
 from penstock.shard.graph.live_ranges import LiveRanges
@@ -16,7 +17,9 @@ from penstock.shard.graph.step_model import StepModel, build_step_model
 from penstock.shard.mesh.compiler_models import CPU
 from penstock.shard.mesh.hardware import Hardware, find_hardware
 from penstock.shard.mesh.resharding import MeshLinks
-from penstock.shard.search.costs import Assignment, CostModel
+from penstock.shard.search.costs import Assignment, CostModel, build_costs
+from penstock.shard.search.exact import Bound
+from penstock.shard.search.solver import Candidate, MeshSearch, choose
 from penstock.shard.trace.step import trace
 
 ONE_AXIS = {"data": 8}
@@ -215,6 +218,19 @@ def random_problem(seed: int, mesh: dict[str, int], nodes: int = 4) -> CostModel
     return CostModel(graph, fold_layers(graph), links, SLOW_LINKS, live, stored, CPU)
 
 
+def two_alike(seed: int, mesh: dict[str, int]) -> CostModel:
+    """Return two equal decisions that send equal arrays to each other, transposed, so that they are one class."""
+    rng = np.random.default_rng(seed)
+    work, size = (_random_work(rng, 2),), int(rng.integers(1, 100)) << 20
+    nodes = tuple(Node("op", (64, 96), work, None, 0) for _ in range(2))
+    edges = tuple(Edge(a, 1 - a, (0, 1), (1, 0), (), size, 1.0, a, "operand") for a in range(2))
+    graph = Graph(nodes, edges, {}, {}, {}, ())
+    at, none = np.arange(2), np.full(2, -1)
+    live = LiveRanges(at, at, np.full(2, float(size)), at, np.ones(2, int), none, np.zeros(2, int), 2)
+    links = MeshLinks(tuple(mesh), tuple(mesh.values()), (1e10,) * len(mesh), (1e-6,) * len(mesh))
+    return CostModel(graph, fold_layers(graph), links, SLOW_LINKS, live, (), CPU)
+
+
 def _random_work(rng: np.random.Generator, rank: int) -> Work:
     traffic = Traffic(
         float(rng.integers(1, 1000) << 20),
@@ -231,17 +247,25 @@ def _random_edge(rng: np.random.Generator, nodes: Sequence[Node], a: int, b: int
     return Edge(a, b, source, target, partial, int(rng.integers(1, 100)) << 20, float(rng.integers(1, 4)), value, kind)
 
 
-class Recorded(CostModel):
-    """Costs that remember the assignments that they were asked about."""
+@st.composite
+def problems(draw, meshes=(ONE_AXIS, *MESHES)):
+    """Problems of random programs and of random graphs, and a generator for what else is random."""
+    seed, mesh = draw(st.integers(0, 2**16)), draw(st.sampled_from(meshes))
+    if draw(st.booleans()):
+        return random_problem(seed, mesh), np.random.default_rng(seed)
+    return build_costs(model_of(random_step(seed, 3)), mesh, HARDWARE[seed % 4]), np.random.default_rng(seed)
 
-    @classmethod
-    def of(cls, costs: CostModel) -> Recorded:
-        """Return the same costs, with nothing remembered."""
-        made = cls(**{each.name: getattr(costs, each.name) for each in dataclasses.fields(CostModel) if each.init})
-        made.asked = []
-        return made
 
-    def memory(self, assignment: Assignment) -> tuple[float, int]:
-        """Return the peak memory, and remember the assignment."""
-        self.asked.append(assignment)
-        return super().memory(assignment)
+def anything(costs, rng):
+    """Any assignment that gives nodes of a class the same layout."""
+    classes = [all_layouts(costs.graph.nodes[first], costs.links) for first in costs.folded.first]
+    chosen = [layouts[rng.integers(len(layouts))] for layouts in classes]
+    return [chosen[number] for number in costs.folded.of_node]
+
+
+def solve(costs: CostModel, limit: float = float("inf"), baselines: Sequence[Assignment] = ()) -> tuple[Candidate, Bound]:
+    """Return the plan that is found within a limit, and what is proved of all."""
+    search = MeshSearch(costs, baselines)
+    bound = search.bound(limit)
+    found = list(search.found.values())
+    return found[choose(found, limit)], bound

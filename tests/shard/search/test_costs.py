@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.shard.search.programs import FAST_LINKS, MESHES, SLOW_LINKS, array, model_of, random_step, steps, training
-from tests.shard.search.test_problem import anything
+from tests.shard.search.programs import FAST_LINKS, MESHES, SLOW_LINKS, anything, array, model_of, random_step, steps, training
 
 import penstock as ps
 from penstock.shard.graph.roles import find_batch_dims

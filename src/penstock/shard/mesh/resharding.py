@@ -8,7 +8,11 @@ Rabenseifner, Gropp 2005), and seconds by the α–β model (Hockney 1994).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 Layout = tuple[int, ...]
 
@@ -99,6 +103,25 @@ class MeshLinks:
             )
         return self._steps[key]
 
+    def classify(self, sources: np.ndarray, partial: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        """Return a number for each pair of layouts [sources, targets]. Pairs of one number need the same collectives.
+
+        Args:
+          sources: the masks of the layouts before [sources, dimensions].
+          partial: the mesh axes over which the array is still to be summed [sources].
+          targets: the masks of the layouts after [targets, dimensions].
+        """
+        most = 1 << len(self.sizes)
+        few = np.array([self.shards(axes) <= self.scatters for axes in range(most)])
+        before, after = [each[:, None] for each in sources.T], [each[None] for each in targets.T]
+        have, want, scattered, reduced, _, exchanged, _ = _find_masks(
+            before, after, partial[:, None], lambda axes: np.where(few[axes], axes, 0)
+        )
+        number = np.zeros((len(sources), len(targets)), dtype=np.int64)
+        for mask in (have, want, scattered, reduced, exchanged):
+            number = number * most + mask
+        return number
+
     def seconds(self, step: ReshardStep) -> float:
         """Return the seconds of a collective by the α–β model: bytes on wire / bandwidth + latency.
 
@@ -121,35 +144,48 @@ class MeshLinks:
         nothing, then exchange between dimensions, and gather last.
         """
         steps = []
-        have, want = union(source), union(target)
+        masks = _find_masks(source, target, partial, lambda axes: axes if self.shards(axes) <= self.scatters else 0)
+        have, _, scattered, reduced, sliced, exchanged, gathered = masks
         local_bytes = size / self.shards(have)
         layout = list(source)
-        scattered = partial & want & ~have
-        if self.shards(scattered) > self.scatters:
-            scattered = 0  # The full sum is sliced below.
         if scattered:
             n = self.shards(scattered)
             layout = [mask | wanted & scattered for mask, wanted in zip(layout, target, strict=True)]
             steps.append(ReshardStep("reduce-scatter", scattered, local_bytes, local_bytes * (n - 1) / n, tuple(layout)))
             local_bytes /= n
-        if reduced := partial & ~scattered & ~have:
+        if reduced:
             n = self.shards(reduced)
             steps.append(ReshardStep("all-reduce", reduced, local_bytes, 2 * local_bytes * (n - 1) / n, tuple(layout)))
-        sliced = want & ~have & ~scattered
         local_bytes /= self.shards(sliced)
         layout = [mask | wanted & sliced for mask, wanted in zip(layout, target, strict=True)]
-        exchanged = 0
-        for before, wanted in zip(source, target, strict=True):
-            exchanged |= before & want & ~wanted
         if exchanged:
             n = self.shards(exchanged)
             layout = [mask & ~exchanged | wanted & exchanged for mask, wanted in zip(layout, target, strict=True)]
             steps.append(ReshardStep("all-to-all", exchanged, local_bytes, local_bytes * (n - 1) / n, tuple(layout)))
-        if gathered := have & ~want:
+        if gathered:
             n = self.shards(gathered)
             local_bytes *= n
             steps.append(ReshardStep("all-gather", gathered, local_bytes, local_bytes * (n - 1) / n, tuple(target)))
         return steps
+
+
+def _find_masks(source: Sequence[Any], target: Sequence[Any], partial: Any, scatter: Callable[[Any], Any]) -> tuple[Any, ...]:
+    """Return the mesh axes before a reshard, after it, and those that it scatters, reduces, slices, exchanges and gathers.
+
+    The masks of both layouts and of the partial axes are integers, or arrays of them.
+
+    Args:
+      scatter: returns axes over which a sum can be scattered, or 0 if the compiler does not scatter over so many devices. Then
+        the full sum is sliced.
+    """
+    have, want = union(source), union(target)
+    scattered = scatter(partial & want & ~have)
+    reduced = partial & ~scattered & ~have
+    sliced = want & ~have & ~scattered
+    exchanged = 0
+    for before, wanted in zip(source, target, strict=True):
+        exchanged = exchanged | before & want & ~wanted
+    return have, want, scattered, reduced, sliced, exchanged, have & ~want
 
 
 def sent_times(kind: str, reduce_scatters: bool) -> int:
@@ -157,11 +193,11 @@ def sent_times(kind: str, reduce_scatters: bool) -> int:
     return 2 if kind == "reduce-scatter" and not reduce_scatters else 1
 
 
-def union(layout: Layout) -> int:
-    """Return the mesh axes that shard any dimension of a layout, as bits."""
+def union(layout: Iterable[Any]) -> Any:
+    """Return the mesh axes that shard any dimension of a layout, as bits. Masks may be integers or arrays of them."""
     axes = 0
     for mask in layout:
-        axes |= mask
+        axes = axes | mask
     return axes
 
 

@@ -14,7 +14,7 @@ from penstock.page import Cell, Column, Content, Markup, asset, html_page, of_te
 from penstock.shard.apply.sharding_constraints import Spec
 from penstock.shard.mesh.shapes import describe_mesh
 from penstock.shard.present.parallelism import describe_axis
-from penstock.shard.present.text import LeafGroup, about_check, group_layers, is_over, memory_parts
+from penstock.shard.present.text import LeafGroup, about_check, about_proof, group_layers, is_over, memory_parts
 from penstock.shard.record import PlanRecord
 from penstock.shard.search.costs import Cost
 from penstock.shard.wording import format_seconds, format_share, format_spec, format_type
@@ -63,7 +63,7 @@ def _time(plan: PlanRecord) -> Content:
     return [
         tag("h2", "Time of a step"),
         *_bars("time", rows, max(cost.seconds for cost in costs.values())),
-        *(tag("p", f"{sentence}.") for sentence in (*plan.cost.unknown, *plan.remarks)),
+        *(tag("p", f"{sentence}.") for sentence in filter(None, (about_proof(plan), *plan.cost.unknown, *plan.remarks))),
     ]
 
 

@@ -6,6 +6,7 @@ layers has one row for all of them (`LeafGroup`), which also has its optimizer s
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -18,11 +19,12 @@ from penstock.shard.compiler import describe_excess_of_cpu
 from penstock.shard.mesh.shapes import describe_mesh
 from penstock.shard.present.parallelism import describe_axis, parameters_of
 from penstock.shard.record import LeafLayout, PlanRecord, local_bytes
-from penstock.shard.search.costs import Cost
+from penstock.shard.search.costs import GAP, Cost
 from penstock.shard.wording import format_seconds, format_share, format_spec
 
 _LINES, _COLUMNS = 40, 130
 _COLLECTIVES = 6
+_SLOWER = 0.001  # a plan that is slower by less than this fraction counts as the fastest
 _LEAST = 0.005  # the least share of the bytes of all arguments for which leaves get a line
 
 
@@ -34,7 +36,7 @@ def plan_text(plan: PlanRecord) -> str:
         *_wrapped(f"{name} ({size}): {', '.join(describe_axis(plan, name))}" for name, size in plan.mesh_shape.items()),
         "",
         *_costs(plan),
-        *_wrapped((*plan.cost.unknown, *plan.remarks)),
+        *_wrapped(filter(None, (about_proof(plan), *plan.cost.unknown, *plan.remarks))),
         "",
         "memory a device: " + ", ".join(f"{format_bytes(size)} {name}" for name, size in memory_parts(plan.cost) if size),
         *textwrap.wrap(about_check(plan), _COLUMNS, subsequent_indent="  ", break_on_hyphens=False),
@@ -76,6 +78,21 @@ def about_check(plan: PlanRecord) -> str:
         padded = f" ({format_share(plan.padded, plan.limit)} if a TPU pads arrays of short rows)" if plan.padded > total else ""
         return f"unchecked: the memory is predicted, {predicted} of the limit{padded}, and no compiler has confirmed it"
     return ""
+
+
+def about_proof(plan: PlanRecord) -> str:
+    """Return what the search proved of all layouts, in words; "" if no search found the plan."""
+    proof, gap = plan.proof, plan.gap
+    if proof is None:
+        return ""
+    if gap is None:
+        least = math.floor(proof.memory)
+        return f"proved: by this estimate, every layout needs at least {format_bytes(least)}" if least > plan.limit else ""
+    slower = plan.cost.seconds / proof.fastest - 1 if proof.fastest else 0.0
+    tie = f", and this plan, a near-tie, is {slower:.1%} slower than that" if slower >= _SLOWER else ""
+    if gap > GAP:
+        return f"not proved: by this estimate, a layout that fits may be up to {gap:.1%} faster than the fastest found{tie}"
+    return f"proved: by this estimate, no layout that fits is more than {gap:.1%} faster than the fastest found{tie}"
 
 
 def is_over(plan: PlanRecord, cost: Cost) -> bool:

@@ -46,8 +46,12 @@ _FAST_PART = 0.7
 """The part of a TPU's vector memory in which temporary arrays are kept. The rest holds the operands of running operations."""
 _SPILLED = 0.02
 """The part of the temporary arrays in a TPU's vector memory that takes memory outside of it as well, while it is copied."""
-_FORMS = ("", "reduce-scatter", "all-reduce")
+COLLECTIVE_FORMS = ("", "reduce-scatter", "all-reduce")
 """The first collective of an edge, where a live range depends on it (`LiveRanges.form`)."""
+
+
+GAP = 0.01
+"""The exact search ends when it is proved that no layout is faster than the fastest by more than this fraction."""
 
 
 @dataclass
@@ -65,6 +69,10 @@ class CostModel:
       pinned: the layouts of nodes that the search leaves as they are: how the inputs of the batch are stored.
       class_of, first_of, members: the class of each node; the first node and the number of nodes of each class.
       bundle_of: the bundle of each edge.
+      arrays: the bundles of the edges of an array that share reshards → the number of such arrays.
+      copy_kinds: (bundle, form) of the arrays that exist only where a bundle reshards (`LiveRanges`).
+      held: pairs (part, free). Of live bytes of temporary arrays, the largest part · bytes − free takes memory: on a TPU, some of
+        them are in its vector memory.
       peaks: the peak FLOP/s of each kind of work.
     """
 
@@ -96,13 +104,14 @@ class CostModel:
             # Several elementwise operations, or several operands of one operation, share a reshard to the same layout.
             reader = edge.b if edge.kind in ("operand", "shared_reshard") else None
             arrays[edge.value, edge.count, edge.kind == "result", reader].append(int(bundle_of[index]))
-        self._arrays = Counter(map(tuple, arrays.values()))
+        self.arrays = Counter(map(tuple, arrays.values()))
         self._copies = np.flatnonzero(live.edge >= 0)
         forms = np.stack([bundle_of[live.edge[self._copies]], live.form[self._copies]])
         kinds, self._copy_kind = np.unique(forms, axis=1, return_inverse=True)
-        self._copy_kinds = kinds.T.tolist()
+        self.copy_kinds = kinds.T.tolist()
         self._fast_bytes = _FAST_PART * self.hardware.fast_memory
         self._uncounted_bytes = self._fast_bytes if self.compiler.tiles else 0.0
+        self.held = [(1.0, (1 - _SPILLED) * self._uncounted_bytes), (_SPILLED, 0.0)][: 2 if self._uncounted_bytes else 1]
         made = np.where(live.edge < 0, live.bytes, 0.0)
         self._temporary_bytes = float(_sum_over_time(live, made).max(initial=0.0))
 
@@ -211,16 +220,20 @@ class CostModel:
         """Yield each edge that needs collectives, with its reshard steps and the number of such edges.
 
         An array that several elementwise operations, or several operands of one operation, read in the same new layout is
-        resharded once.
+        resharded once, for the reader for which this takes longest: one may read it in half of its bytes.
         """
-        for bundles, times in self._arrays.items():
-            seen: set[Layout] = set()
+        for bundles, times in self.arrays.items():
+            found: dict[Layout, tuple[Edge, tuple[ReshardStep, ...]]] = {}
             for number in bundles:
                 edge = self.folded.bundles[number].edge
                 steps = self.reshard_steps(edge, assignment)
-                if steps and (target := project(edge.target, assignment[edge.b])) not in seen:
-                    seen.add(target)
-                    yield edge, steps, times
+                if not steps:
+                    continue
+                known = found.setdefault(project(edge.target, assignment[edge.b]), (edge, steps))
+                if known[0] is not edge and self.edge_seconds(edge, steps) > self.edge_seconds(*known):
+                    found[project(edge.target, assignment[edge.b])] = edge, steps
+            for edge, steps in found.values():
+                yield edge, steps, times
 
     def reshard_steps(self, edge: Edge, assignment: Assignment) -> tuple[ReshardStep, ...]:
         """Return the collectives of one edge; () if both ends have the same layout."""
@@ -230,19 +243,31 @@ class CostModel:
 
     def local_bytes(self, assignment: Assignment) -> tuple[np.ndarray, float]:
         """Return the bytes on one device of each array in `live_ranges`, and of all stored inputs together."""
-        live_ranges = self.live_ranges
-        shards = np.array([self.links.shards(union(assignment[node])) for node in self.first_of], dtype=np.float64)
-        each = live_ranges.bytes / shards[self.folded.of_node[live_ranges.node]]
-        fractions = np.array([self._copied_fraction(number, form, assignment) for number, form in self._copy_kinds], dtype=float)
-        each[self._copies] = live_ranges.bytes[self._copies] * fractions[self._copy_kind]
+        classes = np.array([1 / self.links.shards(union(assignment[node])) for node in self.first_of], dtype=np.float64)
+        copies = np.array([self._copied_fraction(number, form, assignment) for number, form in self.copy_kinds], dtype=np.float64)
         stored = sum(self.stored_bytes(node, size, assignment[node]) for node, size in self.stored)
-        return each, stored
+        return self._arrays_live(classes, copies), stored
+
+    def live_bytes(self, classes: np.ndarray, copies: np.ndarray) -> np.ndarray:
+        """Return the bytes of temporary arrays on one device at each operation [operations].
+
+        Args:
+          classes: the part of its arrays that a device holds, for each class of nodes.
+          copies: the part of its arrays that a device holds of each of `copy_kinds`.
+        """
+        return _sum_over_time(self.live_ranges, self._arrays_live(classes, copies))
+
+    def _arrays_live(self, classes: np.ndarray, copies: np.ndarray) -> np.ndarray:
+        """Return the bytes on one device of each array in `live_ranges`; the arguments are those of `live_bytes`."""
+        each = self.live_ranges.bytes * classes[self.folded.of_node[self.live_ranges.node]]
+        each[self._copies] = self.live_ranges.bytes[self._copies] * copies[self._copy_kind]
+        return each
 
     def _copied_fraction(self, bundle: int, form: int, assignment: Assignment) -> float:
         """Return the fraction of an array that one device holds of the copy that an edge makes; 0 if it does not reshard."""
         edge = self.folded.bundles[bundle].edge
         steps = self.reshard_steps(edge, assignment)
-        if not steps or (form and steps[0].kind != _FORMS[form]):
+        if not steps or (form and steps[0].kind != COLLECTIVE_FORMS[form]):
             return 0.0
         copy = assignment[edge.b]
         if edge.kind == "operand":
@@ -273,8 +298,7 @@ class CostModel:
         if not len(live):
             return stored, 0
         time = int(np.argmax(live))
-        fast, peak = self._uncounted_bytes, float(live[time])
-        held = max(0.0, peak - fast) + _SPILLED * min(peak, fast)
+        held = max(part * float(live[time]) - free for part, free in self.held)
         return stored + held + self.compiler.reserve * len(live), time
 
     def vector_memory(self, assignment: Assignment) -> float:
@@ -440,6 +464,34 @@ class Cost:
     def bytes_on_wire(self) -> float:
         """Return the bytes that one device sends in a step."""
         return sum(each.bytes_on_wire for each in self.collectives)
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What a search within a memory limit proved of all layouts on all meshes, by the estimate.
+
+    Attributes:
+      fastest: seconds of the fastest plan within the limit that it found; infinite if it found none. The plan that is taken may
+        be a near-tie.
+      seconds: every layout within the limit takes at least so long; infinite if there is none.
+      memory: every layout needs at least so many bytes of a device; 0 if nothing is known.
+    """
+
+    fastest: float
+    seconds: float
+    memory: float
+
+    @property
+    def gap(self) -> float | None:
+        """Return by which fraction a layout may be faster than the fastest that was found; None if none was found.
+
+        >>> from penstock.shard.search.costs import Proof
+        >>> Proof(fastest=1.02, seconds=1.0, memory=0.0).gap
+        0.02
+        """
+        if math.isinf(self.fastest):
+            return None
+        return max(0.0, round(self.fastest / self.seconds - 1, 9)) if self.seconds else 0.0 if not self.fastest else math.inf
 
 
 def predict_cost(

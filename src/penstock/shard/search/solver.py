@@ -1,40 +1,34 @@
 """Search for the best assignment within a memory limit, on each candidate mesh shape, and take the best of all.
 
-Coordinate descent over the mesh axes improves an assignment at a given price of memory, which is raised until a plan fits.
-Fictitious play (G. Brown, 1951) finds the operations at which memory gets a price. The search starts from some of the baselines.
+On each mesh, a descent over its axes finds fast plans, without regard to memory. The exact search goes on from these.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from penstock.shard.graph.constraints import FixedLayout, fixed_layouts
 from penstock.shard.graph.roles import infer_roles
 from penstock.shard.graph.step_model import StepModel, build_step_model
 from penstock.shard.mesh.compiler_models import COMPILER_MODELS, CompilerModel
 from penstock.shard.mesh.hardware import Hardware
+from penstock.shard.mesh.resharding import MeshLinks, union
 from penstock.shard.search.baselines import WeightPairs, find_baselines, find_weight_pairs
-from penstock.shard.search.costs import Assignment, CostModel, build_costs
-from penstock.shard.search.problem import Problem
+from penstock.shard.search.costs import Assignment, CostModel, Proof, build_costs
+from penstock.shard.search.descent import Descent
+from penstock.shard.search.exact import Bound, ExactSearch
+from penstock.shard.search.layout_tables import LayoutTables
 from penstock.shard.trace.step import TracedStep
 
-_DESCENT_ROUNDS = 6
-"""The most rounds over all mesh axes from one start."""
-_PRICE_STEPS = 14
-"""How often the price of memory is raised at most."""
-_BISECTIONS = 3
-"""Bisections between the last price at which no plan fits and the first at which one does."""
-_STARTS = 3
-"""The number of fastest baselines from which a search starts. It also starts from the smallest of the other baselines."""
-_STUCK_STEPS = 2
-"""The search gives up after this many price steps that find no plan of less memory."""
+SECONDS = 10.0
+"""The time after which the exact search of all meshes ends, with the bound that it has reached."""
 _NEAR_TIE = 0.02
 """Candidates whose predicted times differ by no more than this fraction are near-ties. Among near-ties the one of least memory is
 chosen. If that is a near-tie too, the fewest bytes sent decide, and for as many bytes the fewest collectives."""
@@ -54,7 +48,6 @@ class Candidate:
       sent: bytes that one device sends in a step.
       collectives: the number of its collectives in a step.
       memory: peak memory of one device, in bytes.
-      peak_op: the operation at which the peak is reached.
       baseline: whether it is a baseline.
     """
 
@@ -63,7 +56,6 @@ class Candidate:
     sent: float
     collectives: float
     memory: float
-    peak_op: int
     baseline: bool = False
 
 
@@ -75,23 +67,23 @@ def evaluate(costs: CostModel, assignment: Assignment, baseline: bool = False) -
         runs = times * edge.times(steps)
         sent += runs * sum(step.bytes_on_wire for step in steps)
         collectives += runs * len(steps)
-    return Candidate(assignment, seconds, sent, collectives, *costs.memory(assignment), baseline)
+    return Candidate(assignment, seconds, sent, collectives, costs.memory(assignment)[0], baseline)
 
 
 def choose(candidates: Sequence[Candidate], limit: float) -> int:
-    """Return the index of the best candidate: the fastest within the limit, or the one of least memory if none fits.
+    """Return the index of the best candidate: the fastest within the limit, or the fastest of the smallest if none fits.
 
     A baseline is chosen if it is nearly as fast as all others. Among near-ties in time, the one of least memory is chosen. Among
     near-ties in both, the fewest bytes sent decide, and for as many bytes the fewest collectives.
     """
     fitting = [at for at, each in enumerate(candidates) if each.memory <= limit]
+    seconds, memory = [each.seconds for each in candidates], [each.memory for each in candidates]
     if not fitting:
-        return min(range(len(candidates)), key=lambda at: candidates[at].memory)
-    seconds = [each.seconds for each in candidates]
+        return min(_near_ties(range(len(candidates)), memory), key=lambda at: seconds[at])
     least = min(seconds[at] for at in fitting)
     certain = [at for at in fitting if candidates[at].baseline and seconds[at] <= least * (1 + _CERTAIN)]
     near = _near_ties(certain or fitting, seconds)
-    smallest = _near_ties(near, [each.memory for each in candidates])
+    smallest = _near_ties(near, memory)
     return min(smallest, key=lambda at: (round(candidates[at].sent), candidates[at].collectives, candidates[at].seconds))
 
 
@@ -101,105 +93,49 @@ def _near_ties(indices: Sequence[int], values: Sequence[float]) -> list[int]:
     return [at for at in indices if values[at] <= least * (1 + _NEAR_TIE)]
 
 
-def solve(problem: Problem, limit: float, starts: Sequence[Assignment], to_beat: float = math.inf) -> Candidate:
-    """Find the best assignment within the memory limit, or the one of least memory if none fits.
-
-    The price of a byte at the peak is zero at first. It is raised fourfold until a plan fits, and then bisected between the last
-    two prices. Each round at a price has two moves (fictitious play, G. Brown 1951). The first finds the best plan for the
-    average of all prices so far. The second puts the price on the operation at which that plan has its peak.
+class MeshSearch:
+    """The search on one mesh, and the candidates that it has found.
 
     Args:
-      starts: baselines. The search starts from the three fastest, the smallest of the others, and the assignment that shards
-        nothing.
-      to_beat: seconds of a plan that fits, on another mesh. Memory gets no price if even plans that exceed the limit are slower.
-
-    Returns:
-      The best candidate. Its memory exceeds the limit if no candidate fits.
+      costs: the costs of layouts on the mesh.
+      baselines: where the search begins, besides the assignment that shards nothing.
     """
-    candidates: dict[tuple, Candidate] = {}
 
-    def evaluated(assignment: Assignment) -> Candidate:
-        key = tuple(assignment)
-        if key not in candidates:
-            candidates[key] = evaluate(problem.costs, assignment)
-        return candidates[key]
+    def __init__(self, costs: CostModel, baselines: Sequence[Assignment]):
+        self.costs, self._baselines = costs, baselines
+        self.found: dict[tuple[int, ...], Candidate] = {}
 
-    def search(starts: Iterable[Assignment], price: float) -> bool:
-        """Search at a price of memory, and return whether one of the new candidates fits."""
-        return min(each.memory for each in descend(problem, starts, price, evaluated)) <= limit
+    @functools.cached_property
+    def tables(self) -> LayoutTables:
+        """Return the costs of all layouts."""
+        return LayoutTables(self.costs)
 
-    def best_at(price: float) -> list[Assignment]:
-        """Return the best candidate so far at a price, as a list of starts."""
-        return [min(candidates.values(), key=lambda each: each.seconds + price * each.memory).assignment]
+    def descend(self) -> None:
+        """Find candidates without regard to the limit, once."""
+        if self.found:
+            return
+        starts = [self.tables.states(each) for each in (self.costs.start(), *self._baselines)]
+        for each in starts[1:]:
+            self.evaluate(each, baseline=True)
+        Descent(self.tables).run(starts, self.evaluate)
 
-    for start in starts:
-        candidates[tuple(start)] = evaluate(problem.costs, start, baseline=True)
-    given = sorted(candidates.values(), key=lambda each: each.seconds)
-    smallest_start = min(given[_STARTS:], key=lambda each: each.memory, default=None)
-    starts = [each.assignment for each in (*given[:_STARTS], *([smallest_start] if smallest_start else []))]
-    price = 0.0
-    search([problem.costs.start(), *starts], price)
-    fastest = min(candidates.values(), key=lambda each: each.seconds)
-    if fastest.memory > limit and fastest.seconds < to_beat:
-        low, price = 0.0, fastest.seconds / max(fastest.memory, 1.0) / 4
-        smallest, stuck = min(each.memory for each in candidates.values()), 0
-        for step in range(_PRICE_STEPS):
-            fits = search([*best_at(price), *(starts if step == 0 else ())], price)
-            if fits:
-                break
-            # Once memory costs more than the whole step, a higher price does not find a smaller plan.
-            before, smallest = smallest, min(each.memory for each in candidates.values())
-            dominates = price * fastest.memory > max(each.seconds for each in candidates.values())
-            stuck = stuck + 1 if dominates and smallest > 0.995 * before else 0
-            if stuck == _STUCK_STEPS:
-                break
-            low, price = price, price * 4
-        for _ in range(_BISECTIONS if fits else 0):
-            middle = (low + price) / 2
-            if search(best_at(middle), middle):
-                price = middle
-            else:
-                low = middle
-    found = list(candidates.values())
-    return found[choose(found, limit)]
+    def bound(self, limit: float, to_beat: float = math.inf, seconds: float = SECONDS) -> Bound:
+        """Search for the fastest plan within a limit, and return what is proved of all layouts.
 
+        Args:
+          to_beat: seconds of a plan within the limit on another mesh. The search ends if none here is faster.
+          seconds: the time after which it ends anyway.
+        """
+        self.descend()
+        order = sorted(self.found.items(), key=lambda each: each[1].seconds)
+        return ExactSearch(self.tables, limit, self.evaluate, seconds).run([list(each) for each, _ in order], to_beat)
 
-def descend(
-    problem: Problem, starts: Iterable[Assignment], price: float, evaluate: Callable[[Assignment], Candidate]
-) -> Iterator[Candidate]:
-    """Improve one mesh axis after the other until a round improves nothing, and yield the candidate after each round.
-
-    This is done from each start and in each order of the axes. Orders that differ only in equal axes count as one.
-
-    Args:
-      price: seconds that one byte of peak memory costs.
-    """
-    links = problem.costs.links
-    orders = {
-        tuple((links.sizes[axis], links.bandwidth[axis]) for axis in order): order
-        for order in itertools.permutations(reversed(range(len(links.sizes))))
-    }
-    reached: set[tuple] = set()
-    for start, order in itertools.product(starts, orders.values()):
-        assignment, peaks = start, []
-        best, stale = math.inf, 0
-        for _ in range(_DESCENT_ROUNDS):
-            prices = np.zeros(problem.costs.live_ranges.steps)
-            if price:
-                peaks.append(evaluate(assignment).peak_op)
-                np.add.at(prices, peaks, price / len(peaks))
-            elif (order, tuple(assignment)) in reached:
-                break  # an earlier descent has continued from here
-            reached.add((order, tuple(assignment)))
-            for axis in order:
-                assignment = problem.improve(assignment, axis, prices)
-            candidate = evaluate(assignment)
-            yield candidate
-            value = candidate.seconds + price * candidate.memory
-            stale = 0 if value < best * (1 - 1e-9) else stale + 1
-            best = min(best, value)
-            if stale >= (2 if price else 1):
-                break
+    def evaluate(self, states: Sequence[int], baseline: bool = False) -> Candidate:
+        """Return the predicted cost of states as a candidate, and keep it."""
+        key = tuple(states)
+        if key not in self.found:
+            self.found[key] = evaluate(self.costs, self.tables.assignment(states), baseline)
+        return self.found[key]
 
 
 @dataclass(frozen=True)
@@ -210,13 +146,13 @@ class PreparedMesh:
       model: the step; it is the same for each mesh unless constraints differ.
       mesh_shape: sizes of the mesh axes.
       roles: the role of each input.
-      problem: the search problem on this mesh, with its costs.
+      search: the search on this mesh.
       batch: the nodes of the inputs that are a batch.
       baselines: name → decisions of a baseline on this mesh.
     """
 
     model: StepModel
-    problem: Problem
+    search: MeshSearch
     mesh_shape: dict[str, int]
     roles: Sequence[str]
     batch: Sequence[int]
@@ -225,15 +161,22 @@ class PreparedMesh:
     @property
     def costs(self) -> CostModel:
         """Return the costs of layouts on this mesh."""
-        return self.problem.costs
+        return self.search.costs
 
 
 @dataclass(frozen=True)
 class MeshPlan:
-    """A mesh with its search problem, and the decisions for it."""
+    """A mesh, and the decisions for it.
+
+    Attributes:
+      prepared: the mesh.
+      candidate: the decisions.
+      proof: what the search proved of all layouts on all meshes; None for a baseline.
+    """
 
     prepared: PreparedMesh
     candidate: Candidate
+    proof: Proof | None = None
 
 
 def prepare_meshes(
@@ -269,19 +212,88 @@ def prepare_meshes(
             pairs = find_weight_pairs(model, batch)
         costs = build_costs(model, shape, hardware, batch)
         baselines = find_baselines(costs, model, roles, pairs)
-        prepared.append(PreparedMesh(model, Problem(costs), shape, roles, batch, baselines))
+        prepared.append(PreparedMesh(model, MeshSearch(costs, list(baselines.values())), shape, roles, batch, baselines))
     if not prepared:
         raise errors[0]
     return prepared
 
 
 def search_meshes(prepared: Sequence[PreparedMesh], limit: float) -> MeshPlan:
-    """Return the best plan of all meshes: the fastest within the limit; if every plan exceeds it, the one of least memory."""
-    plans: list[MeshPlan] = []
+    """Return the best plan of all meshes: the fastest within the limit; if every plan exceeds it, the one of least memory.
+
+    A mesh of which another is a refinement, such as 8 of 2 × 4, needs no search of its own: its plans are plans of the other.
+    """
+    end = time.perf_counter() + SECONDS
     for each in prepared:
-        to_beat = min((plan.candidate.seconds for plan in plans if plan.candidate.memory <= limit), default=math.inf)
-        plans.append(MeshPlan(each, solve(each.problem, limit, list(each.baselines.values()), to_beat)))
-    return plans[choose([plan.candidate for plan in plans], limit)]
+        each.search.descend()
+    coarser = {at: _find_coarser(at, prepared) for at in range(len(prepared))}
+    finest = [at for at in coarser if not any(at in others for others in coarser.values())]
+
+    def fastest(meshes: Iterable[PreparedMesh]) -> float:
+        every = [each for mesh in meshes for each in mesh.search.found.values()]
+        return min((each.seconds for each in every if each.memory <= limit), default=math.inf)
+
+    bounds = []
+    for number, at in enumerate(sorted(finest, key=lambda at: fastest([prepared[at]]))):
+        seconds = max(0.0, end - time.perf_counter()) / (len(finest) - number)
+        bounds.append(prepared[at].search.bound(limit, fastest(prepared), seconds))
+        for other, axes in coarser[at].items():
+            _take_over(prepared[at].search, prepared[other].search, axes, fastest(prepared))
+    pairs = [(each, candidate) for each in prepared for candidate in each.search.found.values()]
+    chosen, candidate = pairs[choose([candidate for _, candidate in pairs], limit)]
+    proof = Proof(fastest(prepared), min(each.seconds for each in bounds), min(each.memory for each in bounds))
+    return MeshPlan(chosen, candidate, proof)
+
+
+def _find_coarser(at: int, prepared: Sequence[PreparedMesh]) -> dict[int, list[int]]:
+    """Return the meshes whose plans are plans of a mesh too, with the axis of each that an axis of this one is a part of.
+
+    Of meshes that are equal but for the order of their axes, the first stands for the others.
+    """
+    fine = prepared[at].costs
+    found = {}
+    for other, mesh in enumerate(prepared):
+        coarse = mesh.costs
+        smaller = (len(coarse.links.sizes), -other) < (len(fine.links.sizes), -at)
+        if not smaller or any(node.fixed is not None for node in fine.graph.nodes) or mesh.model is not prepared[at].model:
+            continue
+        rows = [{node: each.links.shards(union(layout)) for node, layout in each.pinned.items()} for each in (coarse, fine)]
+        if rows[0] != rows[1]:
+            continue
+        for axes in itertools.product(range(len(coarse.links.sizes)), repeat=len(fine.links.sizes)):
+            if _are_parts(axes, fine.links, coarse.links):
+                found[other] = list(axes)
+                break
+    return found
+
+
+def _are_parts(axes: Sequence[int], fine: MeshLinks, coarse: MeshLinks) -> bool:
+    """Return whether each axis of a mesh is a part of the given axis of a coarser one, of the same speed."""
+    sizes = [1] * len(coarse.sizes)
+    for part, whole in enumerate(axes):
+        sizes[whole] *= fine.sizes[part]
+        if (fine.bandwidth[part], fine.latency[part]) != (coarse.bandwidth[whole], coarse.latency[whole]):
+            return False
+    return tuple(sizes) == coarse.sizes
+
+
+def _take_over(fine: MeshSearch, coarse: MeshSearch, axes: Sequence[int], fastest: float) -> None:
+    """Evaluate the fastest plans of a mesh on a coarser mesh too, where they use the parts of its axes together.
+
+    Args:
+      axes: for each axis of the finer mesh, the axis of the coarser one that it is a part of.
+    """
+    parts = [sum(1 << part for part, whole in enumerate(axes) if whole == axis) for axis in range(len(coarse.costs.links.sizes))]
+
+    merged = [-1] * (1 << len(axes))  # of each set of axes of the finer mesh, or -1
+    for used in range(1 << len(parts)):
+        merged[sum(part for bit, part in enumerate(parts) if used >> bit & 1)] = used
+    for candidate in list(fine.found.values()):
+        if candidate.seconds > fastest * (1 + _CERTAIN):
+            continue
+        layouts = [tuple(map(merged.__getitem__, layout)) for layout in candidate.assignment]
+        if not any(-1 in layout for layout in layouts):
+            coarse.evaluate(coarse.tables.states(layouts), candidate.baseline)
 
 
 def best_baselines(prepared: Sequence[PreparedMesh], limit: float) -> dict[str, MeshPlan]:

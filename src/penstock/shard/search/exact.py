@@ -1,0 +1,512 @@
+"""Find the fastest states within a memory limit by integer programming, with a lower bound that proves how good they are.
+
+A state of a class is a column, which is 1 if the class is in it; so is a row and a column of a pair of classes that both are in
+(the local polytope; M. Wainwright and M. Jordan, Foundations and Trends in Machine Learning 1, 2008). The memory at an operation
+is linear in them. The program has rows only for operations at which a solution had too much memory, and columns only for states
+that may be in a better plan: reduced costs exclude the others. In turn, message passing on all states bounds the seconds from
+below at the prices of memory that the linear program found, and the linear program on some states finds better states and
+prices. HiGHS solves it (Q. Huangfu and J. Hall, Mathematical Programming Computation 10, 2018).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, linprog, milp
+from scipy.sparse import csr_array, vstack
+
+from penstock.shard.search.costs import GAP
+from penstock.shard.search.layout_tables import LayoutTables, Moment, States
+from penstock.shard.search.message_passing import Messages
+
+_SMALLEST = 0.02
+"""If no plan fits, the search ends when none can be smaller than the smallest by more than this fraction."""
+_STALLED = 1e-4
+"""A round or sweeps that do not improve the bound by this part, nor the plan, have stalled."""
+_STALLS = 2
+"""The search also ends after so many rounds that stalled."""
+_SWEEPS, _CHECKED = 120, 10
+"""The most sweeps of message passing in a round, and how many are made at a time."""
+_ROUNDS = 12
+"""The most rounds."""
+_NEW_STATES = 3
+"""The most states of a class that become columns in a round."""
+_MOST_ROWS = 8
+"""The most operations that get a row at a time."""
+_FEW_STATES = 400
+"""All states that may be in a better plan are columns of one integer program if they are no more than this."""
+_NEARLY_RELAXED = GAP / 10
+"""The linear program of all states is as good as solved if the bound is below that of the active ones by less than this part."""
+_PRESENT = 1e-7
+"""States whose columns have a larger value are in a solution of the linear program."""
+_NEAR_STATES, _MOST_NEAR_STATES = 300, 3000
+"""States besides those in the solution of the linear program that are columns of the integer program: at first, and at most."""
+_NODES = 5000
+"""Nodes of the tree of branch and bound of an integer program."""
+_OUTSIDE = 1e3
+"""The price of exceeding the limit by as much as the limit, as a multiple of the seconds of the fastest plan."""
+_WITHIN = 2e-6
+"""Solutions of HiGHS may exceed a row by a part of 1e-6, so that rows are stricter than the limit by this part."""
+
+
+class Evaluated(Protocol):
+    """The predicted cost of an assignment: its seconds, and the peak memory of a device in bytes."""
+
+    @property
+    def seconds(self) -> float: ...
+
+    @property
+    def memory(self) -> float: ...
+
+
+class Bound(NamedTuple):
+    """What is proved of all layouts on a mesh.
+
+    Attributes:
+      seconds: every layout within the limit takes at least so long. It is infinite if there is none.
+      memory: every layout needs at least so many bytes of a device; 0 if nothing is known.
+    """
+
+    seconds: float = 0.0
+    memory: float = 0.0
+
+
+class _Row(NamedTuple):
+    """An operation at which the memory is limited: part · live bytes + stored bytes ≤ room."""
+
+    time: int
+    part: float
+    room: float
+    moment: Moment
+
+
+class ExactSearch:
+    """The search on one mesh within one limit.
+
+    Args:
+      evaluate: returns the predicted cost of states.
+      seconds: of a search; it may be exceeded by the time of a round.
+    """
+
+    def __init__(self, tables: LayoutTables, limit: float, evaluate: Callable[[States], Evaluated], seconds: float):
+        self._tables, self._limit, self._evaluate = tables, max(1.0, min(limit, 1e18)), evaluate
+        self._end = time.perf_counter() + seconds
+        self._messages = Messages(tables)
+        self._found: dict[tuple[int, ...], Evaluated] = {}
+        self._active: list[set[int]] = [set() for _ in tables.layouts]
+        self._rows: list[_Row] = []
+        self._prices: list[float] = []
+        self._shares = [np.full((len(each.bundles), each.targets), 1 / len(each.bundles)) for each in tables.shared]
+        self._known: Any = None
+        self._relaxed, self._near = (True, math.inf), _NEAR_STATES
+        self._support: list[np.ndarray] | None = None
+        self._scale = 1.0
+
+    def run(self, starts: Sequence[States], to_beat: float) -> Bound:
+        """Search until a plan within the limit is proved to be nearly the fastest, and return the bound.
+
+        Args:
+          starts: states to begin with.
+          to_beat: seconds of a plan on another mesh: if it is proved that none here is faster, the search ends.
+        """
+        for each in starts:
+            self._visit(each)
+        self._scale = 1 / max(min(each.seconds for each in self._found.values()), 1e-12)
+        bound, with_seconds = Bound(), True
+        before, stalls = (-1.0, -1.0), 0
+        for number in range(_ROUNDS):
+            value = self._raise_bound(with_seconds)
+            bound = self._bound(bound, value, with_seconds)
+            self._visit(self._messages.decode())
+            excess = self._excess(value, with_seconds, to_beat)
+            if self._is_proved(bound, to_beat) or number == _ROUNDS - 1 or time.perf_counter() > self._end:
+                break
+            closed = self._close(value, excess, with_seconds)
+            bound = self._bound(bound, closed, with_seconds)
+            if self._is_proved(bound, to_beat):
+                break
+            reached = (bound.seconds, self._fastest())
+            stalled = reached[0] < before[0] * (1 + _STALLED) and reached[1] >= before[1] * (1 - _STALLED)
+            stalls = stalls + 1 if stalled else 0
+            if stalls == _STALLS:
+                break
+            before = max(before[0], reached[0]), reached[1]
+            minimised, with_seconds = with_seconds, math.isfinite(self._fastest())  # if no plan fits, minimise the memory
+            if minimised != with_seconds or self._relaxed[0] != with_seconds or value < self._relaxed[1] * (1 - _NEARLY_RELAXED):
+                self._activate(excess)
+                self._relax(with_seconds)
+            self._round(with_seconds, excess)
+        return bound
+
+    def _visit(self, states: States) -> None:
+        """Evaluate states, and make them columns."""
+        key = tuple(states)
+        if key not in self._found:
+            self._found[key] = self._evaluate(states)
+        for active, state in zip(self._active, states, strict=True):
+            active.add(state)
+
+    def _fastest(self) -> float:
+        """Return the seconds of the fastest plan within the limit; infinity if there is none."""
+        return min((each.seconds for each in self._found.values() if each.memory <= self._limit), default=math.inf)
+
+    def _least(self) -> float:
+        """Return the memory of the smallest plan."""
+        return min(each.memory for each in self._found.values())
+
+    def _is_proved(self, bound: Bound, to_beat: float) -> bool:
+        """Return whether no plan can be much better: faster within the limit, or smaller if none fits."""
+        if math.isinf(bound.seconds):
+            return self._least() <= bound.memory * (1 + _SMALLEST)
+        return min(self._fastest(), to_beat) <= bound.seconds * (1 + GAP)
+
+    def _excess(self, value: float, with_seconds: bool, to_beat: float) -> float:
+        """Return by how much the reduced costs of states may exceed the bound `value` in a better plan."""
+        if with_seconds:
+            return min(self._fastest(), to_beat) * self._scale - value
+        return self._least() / self._limit - 1 - value
+
+    def _bound(self, bound: Bound, value: float, with_seconds: bool) -> Bound:
+        """Return the bound with what a bound of the objective proves."""
+        if with_seconds:
+            return Bound(max(bound.seconds, value / self._scale), bound.memory)
+        memory = max(bound.memory, (1 + value) * self._limit * (1 - _WITHIN))
+        return Bound(math.inf if memory > self._limit else bound.seconds, memory)
+
+    def _raise_bound(self, with_seconds: bool) -> float:
+        """Pass messages at the prices of memory, and return the lower bound."""
+        self._messages.set_costs(*self._priced(with_seconds))
+        if self._known is not None:
+            self._messages.start_from(self._known)
+            self._known = None
+        room = sum(price * row.room for price, row in zip(self._prices, self._rows, strict=True))
+        value = -math.inf
+        for number in range(_SWEEPS):
+            self._messages.sweep(number % 2 == 0)
+            if (number + 1) % _CHECKED == 0:
+                before, value = value, self._messages.bound() - room
+                if value - before < _STALLED * abs(value):
+                    break
+        return value
+
+    def _priced(self, with_seconds: bool) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Return the costs of each class alone and of each pair, in which live bytes have prices."""
+        tables, scale = self._tables, self._scale if with_seconds else 0.0
+        alone = [scale * each for each in tables.seconds]
+        pairs = [scale * each.seconds for each in tables.pairs]
+        for shared, shares in zip(tables.shared, self._shares, strict=True):
+            for bundle, share in zip(shared.bundles, shares, strict=True):
+                at = tables.pair_of[bundle]
+                reshard = tables.pairs[at].reshards[bundle]
+                pairs[at] = pairs[at] + scale * shared.times * share[reshard.target] * reshard.seconds
+        classes = np.zeros(len(alone))
+        copies: dict[tuple[int, int], float] = defaultdict(float)
+        for price, row in zip(self._prices, self._rows, strict=True):
+            classes += price * row.part * row.moment.classes
+            for key, size in row.moment.copies.items():
+                copies[key] += price * row.part * size
+        for number in range(len(alone)):
+            alone[number] = alone[number] + classes[number] / tables.shards[number] + sum(self._prices) * tables.stored[number]
+        for (bundle, form), price in copies.items():
+            at = tables.pair_of[bundle]
+            pairs[at] = pairs[at] + price * tables.pairs[at].reshards[bundle].copied(form)
+        return alone, pairs
+
+    def _activate(self, excess: float) -> None:
+        """Make more states columns: those of the least reduced costs."""
+        for active, costs in zip(self._active, self._messages.reduced, strict=True):
+            least = costs.min()
+            new = [state for state in np.argsort(costs, kind="stable").tolist() if state not in active]
+            active.update([state for state in new[:_NEW_STATES] if costs[state] - least <= excess])
+
+    def _close(self, value: float, excess: float, with_seconds: bool) -> float:
+        """Return the bound of the integer program of all states that may be in a better plan; `value` if they are too many."""
+        if not math.isfinite(excess):
+            return value
+        kept = [np.flatnonzero(each - each.min() <= excess + 1e-9) for each in self._messages.reduced]
+        if sum(map(len, kept)) - len(kept) > _FEW_STATES:
+            return value
+        solved = self._solve_integer(_Program(self._tables, kept, self._scale if with_seconds else 0.0))
+        return value if solved is None else min(solved, value + excess)  # no better plan has another state
+
+    def _relax(self, with_seconds: bool) -> None:
+        """Solve the linear program of the active states, which gives prices of memory and messages."""
+        active = [np.array(sorted(each)) for each in self._active]
+        program = _Program(self._tables, active, self._scale if with_seconds else 0.0)
+        solved = self._solve(program)
+        if solved is None:
+            return
+        self._relaxed = with_seconds, solved.bound
+        self._prices, self._known, shares = program.read_duals(solved, self._rows, self._limit)
+        for number, found in shares.items():
+            self._shares[number][:, list(found)] = np.stack(list(found.values()), axis=1)
+        states, whole = program.read_states(solved.values)
+        if whole:
+            self._visit(states)
+        parts = zip(active, program.parts(solved.values), strict=True)
+        self._support = None if whole else [each[part > _PRESENT] for each, part in parts]
+
+    def _round(self, with_seconds: bool, excess: float) -> None:
+        """Solve an integer program of the states in the solution of the linear program, of the best plan, and near to them.
+
+        The more such programs fail to find a better plan, the more states the next one has.
+        """
+        if self._support is None:
+            return
+        best = min(self._found.items(), key=lambda each: (each[1].memory > self._limit, each[1].seconds))[0]
+        every = zip(self._support, best, self._nearest(excess, self._near), strict=True)
+        kept = [np.unique([*support.tolist(), state, *near]) for support, state, near in every]
+        before = self._fastest(), self._least()
+        self._solve_integer(_Program(self._tables, kept, self._scale if with_seconds else 0.0))
+        improved = (self._fastest(), self._least()) < before
+        self._near = _NEAR_STATES if improved else min(_MOST_NEAR_STATES, self._near * 10)
+
+    def _nearest(self, excess: float, most: int) -> list[list[int]]:
+        """Return the states of each class that come nearest to being in a better plan, by their reduced costs."""
+        every = [
+            (float(cost), number, state)
+            for number, costs in enumerate(self._messages.reduced)
+            for state, cost in enumerate((costs - costs.min()).tolist())
+            if cost <= excess
+        ]
+        near: list[list[int]] = [[] for _ in self._active]
+        for _, number, state in sorted(every)[: len(near) + most]:
+            near[number].append(state)
+        return near
+
+    def _solve_integer(self, program: _Program) -> float | None:
+        """Solve an integer program, visit its solution, and return its lower bound; None if it was not solved."""
+        solved = self._solve(program, integer=True)
+        if solved is None:
+            return None
+        self._visit(program.read_states(solved.values)[0])
+        return solved.bound
+
+    def _solve(self, program: _Program, integer: bool = False) -> _Solved | None:
+        """Solve a program, with rows for operations at which its solution exceeds the limit, until more rows change little."""
+        before = -math.inf
+        while True:
+            solved = program.solve(self._rows, self._limit, _OUTSIDE if program.scale else 1.0, integer)
+            if solved is None or not self._add_rows(program, solved.values):
+                return solved
+            if solved.bound - before < _NEARLY_RELAXED * (1 + abs(before)) and not (integer and program.scale):
+                return solved
+            before = solved.bound
+
+    def _add_rows(self, program: _Program, values: np.ndarray) -> bool:
+        """Add rows for operations at which a solution exceeds the limit, and return whether there are any."""
+        costs = self._tables.costs
+        live, stored = program.memory(values)
+        held = np.stack([part * live - free for part, free in costs.held])
+        total = stored + held.max(axis=0, initial=0.0) + costs.compiler.reserve * len(live)
+        limit = self._limit * (1 + max(0.0, values[-1]))
+        total[[row.time for row in self._rows if row.part == 1.0]] = 0.0
+        added = False
+        for _ in range(_MOST_ROWS):
+            if not len(total) or total.max() <= limit:
+                break
+            peak = int(total.argmax())
+            number = int(held[:, peak].argmax())
+            part, free = costs.held[number]
+            if any(row.time == peak and row.part == part for row in self._rows):
+                total[peak] = 0.0
+                continue
+            room = self._limit - costs.compiler.reserve * len(live) + free
+            self._rows.append(_Row(peak, part, room, self._tables.moment(peak)))
+            self._prices.append(0.0)
+            added = True
+            below = np.flatnonzero(total <= limit)  # the next row is for another peak
+            before, after = below[below < peak], below[below > peak]
+            total[before.max(initial=-1) + 1 : after.min(initial=len(total))] = 0.0
+        return added
+
+
+class _Solved(NamedTuple):
+    """A solution: the values of all columns, the lower bound of the objective, and the dual values of equal and other rows."""
+
+    values: np.ndarray
+    bound: float
+    equal: np.ndarray
+    other: np.ndarray
+
+
+@dataclass
+class _Program:
+    """The linear program of some states of each class. Its last column is the part by which the limit is exceeded.
+
+    Attributes:
+      states: the states of each class.
+      scale: the factor on seconds; 0 minimises the memory.
+    """
+
+    tables: LayoutTables
+    states: list[np.ndarray]
+    scale: float
+    _costs: list[np.ndarray] = field(init=False, default_factory=list)
+    _entries: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        tables, count = self.tables, len(self.states)
+        self._begins = np.concatenate([[0], np.cumsum([len(each) for each in self.states])])
+        self._binary = int(self._begins[-1])
+        self._costs = [self.scale * seconds[each] for seconds, each in zip(tables.seconds, self.states, strict=True)]
+        classes = np.repeat(np.arange(count), np.diff(self._begins))
+        self._entries = [(classes, np.arange(self._binary), np.ones(self._binary))]
+        self._columns, self._equal = self._binary, count
+        self._pairs = [self._add_pair(number) for number in range(len(tables.pairs))]
+        equal, self._entries = self._entries, []
+        self._readers: list[tuple[int, int, int, float]] = []
+        for number in range(len(tables.shared)):
+            self._add_shared(number)
+        self._columns += 1
+        self._equal_rows = self._matrix(equal, self._equal)
+        self._shared_rows = self._matrix(self._entries, len(self._readers))
+        self._objective = np.concatenate([*self._costs, [0.0]])
+        self._memory_rows: list[csr_array] = []
+
+    def _matrix(self, entries: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], rows: int) -> csr_array:
+        nothing = np.zeros(0, dtype=np.int64)
+        row, column, value = (np.concatenate(each) for each in zip((nothing,) * 3, *entries, strict=True))
+        return csr_array((value, (row, column)), shape=(rows, self._columns))
+
+    def _add_pair(self, number: int) -> tuple[int, np.ndarray, np.ndarray]:
+        """Add the columns of a pair, and return the first of them, with the rows and columns of its tables that they are for."""
+        pair = self.tables.pairs[number]
+        rows, row_of = np.unique(pair.rows[self.states[pair.a]], return_inverse=True)
+        columns, column_of = np.unique(pair.columns[self.states[pair.b]], return_inverse=True)
+        first, size = self._columns, len(rows) * len(columns)
+        at = first + np.arange(size)
+        self._costs.append(self.scale * pair.seconds[np.ix_(rows, columns)].ravel())
+        in_rows = self._equal + np.arange(len(rows))
+        in_columns = self._equal + len(rows) + np.arange(len(columns))
+        ones = np.ones(size)
+        self._entries += [
+            (np.repeat(in_rows, len(columns)), at, ones),
+            (np.tile(in_columns, len(rows)), at, ones),
+            (in_rows[row_of], self._begins[pair.a] + np.arange(len(row_of)), -np.ones(len(row_of))),
+            (in_columns[column_of], self._begins[pair.b] + np.arange(len(column_of)), -np.ones(len(column_of))),
+        ]
+        self._columns += size
+        self._equal += len(rows) + len(columns)
+        return first, rows, columns
+
+    def _add_shared(self, number: int) -> None:
+        """Add a column for each layout into which readers reshard an array, of the seconds of the slowest reader."""
+        shared = self.tables.shared[number]
+        read = []
+        for position, bundle in enumerate(shared.bundles):
+            at = self.tables.pair_of[bundle]
+            first, rows, columns = self._pairs[at]
+            reshard, every = self.tables.pairs[at].reshards[bundle], np.ix_(rows, columns)
+            seconds, target = reshard.seconds[every].ravel(), reshard.target[every].ravel()
+            needed = np.flatnonzero(seconds)
+            read.append((position, first + needed, seconds[needed], target[needed]))
+        for target in np.unique(np.concatenate([each[3] for each in read])).tolist():
+            parts = [(position, at[goes == target], seconds[goes == target]) for position, at, seconds, goes in read]
+            parts = [each for each in parts if len(each[1])]
+            slowest = max(float(seconds.max()) for _, _, seconds in parts)
+            column, price = self._columns, self.scale * shared.times * slowest
+            self._costs.append(np.array([price]))
+            self._columns += 1
+            for position, at, seconds in parts:
+                row = np.full(len(at) + 1, len(self._readers))
+                self._entries.append((row, np.append(at, column), np.append(seconds / slowest, -1.0)))
+                self._readers.append((number, position, target, price))
+
+    def solve(self, rows: Sequence[_Row], limit: float, outside: float, integer: bool = False) -> _Solved | None:
+        """Solve the program within a limit at some operations; None if HiGHS finds no solution.
+
+        Args:
+          outside: the price of exceeding the limit by as much as the limit.
+        """
+        objective = self._objective.copy()
+        objective[-1] = outside
+        self._memory_rows += [self._memory_row(row, limit) for row in rows[len(self._memory_rows) :]]
+        matrix = vstack([self._shared_rows, *self._memory_rows], format="csr")
+        most = np.concatenate([np.zeros(len(self._readers)), [row.room / limit - _WITHIN for row in rows]])
+        one = np.zeros(self._equal)
+        one[: len(self.states)] = 1.0
+        if integer:
+            highest = np.full(self._columns, np.inf)
+            highest[: self._binary] = 1.0
+            constraints = [LinearConstraint(self._equal_rows, one, one), LinearConstraint(matrix, -np.inf, most)]
+            found = milp(
+                objective,
+                integrality=np.arange(self._columns) < self._binary,
+                bounds=Bounds(0, highest),
+                constraints=constraints[: 1 + bool(len(most))],
+                options={"node_limit": _NODES, "mip_rel_gap": GAP / 10, "presolve": False},
+            )
+            if found.x is None:
+                return None
+            return _Solved(found.x, found.mip_dual_bound, np.zeros(0), np.zeros(0))
+        limits = {"A_ub": matrix, "b_ub": most} if len(most) else {}
+        found = linprog(objective, A_eq=self._equal_rows, b_eq=one, bounds=(0, None), method="highs-ds", **limits)
+        if found.x is None:
+            return None
+        return _Solved(found.x, found.fun, found.eqlin.marginals, found.ineqlin.marginals if len(most) else np.zeros(0))
+
+    def parts(self, values: np.ndarray) -> list[np.ndarray]:
+        """Return the values of the states of each class."""
+        return np.split(values[: self._binary], self._begins[1:-1])
+
+    def read_states(self, values: np.ndarray) -> tuple[States, bool]:
+        """Return the state of each class with the largest value, and whether each value is 0 or 1."""
+        parts = self.parts(values)
+        states = [int(each[part.argmax()]) for each, part in zip(self.states, parts, strict=True)]
+        return states, all(part.max() > 1 - 1e-6 for part in parts)
+
+    def read_duals(self, solved: _Solved, rows: Sequence[_Row], limit: float) -> tuple[list[float], list, dict]:
+        """Return the price of a byte at each row, the messages of all pairs, and the shares of readers in what they share."""
+        memory = solved.other[len(self._readers) :]
+        prices = [max(0.0, -float(each)) / limit for each in memory] + [0.0] * (len(rows) - len(memory))
+        messages, at = [], len(self.states)
+        for _, its_rows, its_columns in self._pairs:
+            middle, end = at + len(its_rows), at + len(its_rows) + len(its_columns)
+            messages.append((its_rows, solved.equal[at:middle], its_columns, solved.equal[middle:end]))
+            at = end
+        shares: dict[int, dict[int, np.ndarray]] = defaultdict(dict)
+        for (number, position, target, price), dual in zip(self._readers, solved.other, strict=False):
+            part = np.zeros(len(self.tables.shared[number].bundles))
+            found = shares[number].setdefault(target, part)
+            found[position] = max(0.0, -float(dual)) / price if price else 0.0
+        for found_shares in shares.values():
+            for each in found_shares.values():
+                each /= max(1.0, each.sum())
+        return prices, messages, shares
+
+    def memory(self, values: np.ndarray) -> tuple[np.ndarray, float]:
+        """Return the live bytes at each operation, and the stored bytes."""
+        tables, parts = self.tables, self.parts(values)
+        each = zip(parts, self.states, tables.shards, tables.stored, strict=True)
+        sums = np.array([((part / shards[at]).sum(), (part * stored[at]).sum()) for part, at, shards, stored in each])
+        copies = np.zeros(len(tables.costs.copy_kinds))
+        for number, (bundle, form) in enumerate(tables.costs.copy_kinds):
+            if bundle in tables.pair_of:
+                first, rows, columns = self._pairs[tables.pair_of[bundle]]
+                copied = tables.pairs[tables.pair_of[bundle]].reshards[bundle].copied(form)[np.ix_(rows, columns)].ravel()
+                copies[number] = copied @ values[first : first + len(copied)]
+        return tables.costs.live_bytes(sums[:-1, 0], copies), float(sums[:, 1].sum())
+
+    def _memory_row(self, row: _Row, limit: float) -> csr_array:
+        """Return the coefficients of a row, over the limit."""
+        tables = self.tables
+        found = np.zeros(self._columns)
+        parts = []
+        for number, states in enumerate(self.states):
+            live = row.part * row.moment.classes[number] / tables.shards[number][states]
+            parts.append(live + tables.stored[number][states])
+        found[: self._binary] = np.concatenate(parts)
+        for (bundle, form), size in row.moment.copies.items():
+            at = tables.pair_of[bundle]
+            first, rows, columns = self._pairs[at]
+            copied = tables.pairs[at].reshards[bundle].copied(form)[np.ix_(rows, columns)].ravel()
+            found[first : first + len(copied)] += row.part * size * copied
+        found[-1] = -limit
+        return csr_array(found[None] / limit)
