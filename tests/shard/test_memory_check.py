@@ -65,7 +65,7 @@ def test_a_plan_far_below_its_limit_is_compiled_on_request_only():
 def test_a_plan_predicted_far_above_its_limit_is_compiled_before_it_is_refused(check, monkeypatch):
     compiled = count_compilations(monkeypatch)
     memory = int(1.1 * LEAST)
-    with pytest.raises(PlanError, match=f"no layout that was found fits.* {COMPILED_HERE} compiled") as refused:
+    with pytest.raises(PlanError, match=rf"no layout (that was found )?fits.* {COMPILED_HERE} compiled") as refused:
         plan_of(mlp_step, mlp(64, 128), rows(64, 64), memory=memory, check=check)
     assert compiled
     plan, _ = unchecked_plan(memory=memory, check=False)
@@ -80,7 +80,7 @@ def test_a_large_step_is_compiled_before_it_is_refused(monkeypatch):
     predicted = plan_of(mlp_step, mlp(), rows()).cost.memory.total
     assert plan_of(mlp_step, mlp(), rows(), memory=int(1.2 * predicted)).unchecked
     assert not compiled
-    with pytest.raises(PlanError, match="compiled"):
+    with pytest.raises(PlanError, match=r"no layout fits .* every layout needs at least .* \(proved\); of .* compiled"):
         plan_of(mlp_step, mlp(64, 128), rows(64, 64), memory=int(1.1 * LEAST))
     assert compiled
 

@@ -477,7 +477,7 @@ def _describe_excess(trial: _Trial, traced: TracedStep, compiler: Compiler, coun
     # The activations of a plan that is left to the compiler are not predicted.
     predicted = "" if plan.left_to_compiler else _describe_prediction(prepared, assignment, plan, traced)
     least = math.floor(proof.memory) if proof is not None else 0
-    none_fits = least > plan.limit
+    none_fits = plan.limit < least <= needed  # the compiler has not shown that the estimate is too high
     proved = f"by the estimate, every layout needs at least {format_bytes(least)} (proved); " if none_fits else ""
     mesh = describe_mesh(plan.mesh_shape)
     return (

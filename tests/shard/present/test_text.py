@@ -7,6 +7,7 @@ from tests.shard.plans import BATCH, GIB, TENSOR, collective, leaf, megatron, pl
 
 from penstock.shard.hlo.analysis import Measured
 from penstock.shard.present.text import group_layers, plan_line, plan_text
+from penstock.shard.search.costs import Proof
 
 
 def test_the_text_has_mesh_axes_costs_and_leaves():
@@ -25,6 +26,32 @@ def test_the_text_has_mesh_axes_costs_and_leaves():
     ]:
         assert words in text
     assert "over the limit" not in text.splitlines()[4]
+
+
+def proved(fastest, seconds, memory=0.0, **changes):
+    """Return the text of a plan, in one line, with a proof in units of its own seconds."""
+    made = megatron()
+    own = made.cost.seconds
+    return " ".join(str(replace(made, proof=Proof(fastest * own, seconds * own, memory), **changes)).split())
+
+
+def test_the_text_says_what_is_proved_of_all_layouts():
+    assert "proved: by this estimate, no layout that fits is more than 0.4% faster than the fastest found" in proved(1, 1 / 1.004)
+    assert "and this plan, a near-tie, is 2.0% slower than that" in proved(1 / 1.02, 1 / 1.02)
+    assert "near-tie" not in proved(1, 1 / 1.004)
+    assert "not proved: by this estimate, a layout that fits may be up to 3.0% faster than the fastest" in proved(1, 1 / 1.03)
+    nothing = float("inf")
+    assert "proved: by this estimate, every layout needs at least 20 GiB" in proved(nothing, nothing, 20 * GIB)
+    assert "proved" not in proved(nothing, 0.5, 2 * GIB)
+    assert "proved" not in str(megatron())
+
+
+def test_the_gap_of_a_plan_is_that_of_its_search():
+    made = megatron()
+    assert made.gap is None
+    assert replace(made, proof=Proof(1.02, 1.0, 0.0)).gap == 0.02
+    assert replace(made, proof=Proof(float("inf"), float("inf"), 1.0)).gap is None
+    assert replace(made, proof=Proof(0.0, 0.0, 0.0)).gap == 0.0
 
 
 def test_the_text_has_the_compilers_figure():

@@ -7,6 +7,7 @@ from jax.sharding import PartitionSpec as P
 from tests.shard.search.programs import FAST_LINKS, solve, steps
 
 from penstock.shard.mesh.compiler_models import CPU
+from penstock.shard.search.costs import GAP
 from penstock.shard.search.solver import prepare_meshes, search_meshes
 from penstock.shard.trace.step import trace
 
@@ -31,6 +32,28 @@ def test_the_plan_is_the_best_of_the_meshes_within_the_limit(part):
     assert fitting
     assert found.candidate.memory <= limit
     assert found.candidate.seconds <= 1.08 * 1.02 * min(fitting)
+
+
+@pytest.mark.parametrize("part", [1.0, 0.3])
+def test_what_is_proved_holds_for_each_mesh(part):
+    meshes = prepared()
+    limit = part * meshes[0].costs.memory(meshes[0].costs.start())[0]
+    proof = search_meshes(meshes, limit).proof
+    for each in prepared():
+        each.search.bound(limit)
+        fitting = [found.seconds for found in each.search.found.values() if found.memory <= limit]
+        assert min(fitting) >= proof.seconds * (1 - 1e-9)
+        assert proof.fastest <= min(fitting) * (1 + GAP)
+
+
+def test_a_plan_that_uses_two_axes_together_is_a_plan_of_the_coarser_mesh():
+    meshes = prepared()
+    search_meshes(meshes, float("inf"))
+    one_axis, *finer = meshes
+    fastest = min(found.seconds for found in one_axis.search.found.values())
+    for each in finer:
+        alike = [found for found in each.search.found.values() if found.seconds == pytest.approx(fastest, rel=1e-9)]
+        assert alike or min(found.seconds for found in each.search.found.values()) < fastest
 
 
 def test_where_no_plan_fits_it_is_the_smallest():

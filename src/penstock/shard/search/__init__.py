@@ -1,4 +1,4 @@
 """Choose a layout for every decision of a step, and predict the cost of the choice.
 
-One mesh axis at a time is solved exactly (`bucket_elimination.py`); `solver.py` raises the price of memory until the plan fits.
+`descent.py` finds fast plans, `exact.py` the best within the memory limit, with a proof, and `solver.py` chooses among them.
 """

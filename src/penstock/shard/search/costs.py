@@ -71,8 +71,8 @@ class CostModel:
       bundle_of: the bundle of each edge.
       arrays: the bundles of the edges of an array that share reshards → the number of such arrays.
       copy_kinds: (bundle, form) of the arrays that exist only where a bundle reshards (`LiveRanges`).
-      held: pairs (part, free). Of live bytes of temporary arrays, the largest part · bytes − free takes memory: on a TPU, some of
-        them are in its vector memory.
+      held: pairs (part, free). Temporary arrays take the largest part · live bytes − free of memory, as a TPU has some of them in
+        its vector memory.
       peaks: the peak FLOP/s of each kind of work.
     """
 
@@ -468,7 +468,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Proof:
-    """What a search within a memory limit proved of all layouts on all meshes, by the estimate.
+    """The proof of a search within a memory limit, about all layouts on all meshes and by the estimate.
 
     Attributes:
       fastest: seconds of the fastest plan within the limit that it found; infinite if it found none. The plan that is taken may

@@ -35,7 +35,7 @@ _SWEEPS, _CHECKED = 120, 10
 """The most sweeps of message passing in a round, and how many are made at a time."""
 _ROUNDS = 12
 """The most rounds."""
-_NEW_STATES = 3
+_NEW_STATES = 6
 """The most states of a class that become columns in a round."""
 _MOST_ROWS = 8
 """The most operations that get a row at a time."""
@@ -49,10 +49,13 @@ _NEAR_STATES, _MOST_NEAR_STATES = 300, 3000
 """States besides those in the solution of the linear program that are columns of the integer program: at first, and at most."""
 _NODES = 5000
 """Nodes of the tree of branch and bound of an integer program."""
-_OUTSIDE = 1e3
-"""The price of exceeding the limit by as much as the limit, as a multiple of the seconds of the fastest plan."""
 _WITHIN = 2e-6
-"""Solutions of HiGHS may exceed a row by a part of 1e-6, so that rows are stricter than the limit by this part."""
+"""Solutions of HiGHS may exceed a row by 1e-6 of the limit, so that rows are stricter than the limit by this part of it. A plan
+that is nearer to the limit is a solution all the same, at the price `_OUTSIDE`."""
+_OUTSIDE = 1e3
+"""The price of a limit's bytes, as a multiple of the seconds of the fastest plan."""
+_INFEASIBLE = 2
+"""The status of `milp` for a program without a solution."""
 
 
 class Evaluated(Protocol):
@@ -66,7 +69,7 @@ class Evaluated(Protocol):
 
 
 class Bound(NamedTuple):
-    """What is proved of all layouts on a mesh.
+    """The bounds that are proved for all layouts on a mesh.
 
     Attributes:
       seconds: every layout within the limit takes at least so long. It is infinite if there is none.
@@ -138,10 +141,11 @@ class ExactSearch:
                 break
             before = max(before[0], reached[0]), reached[1]
             minimised, with_seconds = with_seconds, math.isfinite(self._fastest())  # if no plan fits, minimise the memory
-            if minimised != with_seconds or self._relaxed[0] != with_seconds or value < self._relaxed[1] * (1 - _NEARLY_RELAXED):
+            relaxed = minimised == with_seconds == self._relaxed[0] and value >= self._relaxed[1] * (1 - _NEARLY_RELAXED)
+            if not relaxed:
                 self._activate(excess)
                 self._relax(with_seconds)
-            self._round(with_seconds, excess)
+            self._round(with_seconds, excess, relaxed)
         return bound
 
     def _visit(self, states: States) -> None:
@@ -252,10 +256,10 @@ class ExactSearch:
         parts = zip(active, program.parts(solved.values), strict=True)
         self._support = None if whole else [each[part > _PRESENT] for each, part in parts]
 
-    def _round(self, with_seconds: bool, excess: float) -> None:
+    def _round(self, with_seconds: bool, excess: float, relaxed: bool) -> None:
         """Solve an integer program of the states in the solution of the linear program, of the best plan, and near to them.
 
-        The more such programs fail to find a better plan, the more states the next one has.
+        If it finds no better plan, and the linear program is `relaxed`, as good as solved, the next one has more states.
         """
         if self._support is None:
             return
@@ -264,8 +268,8 @@ class ExactSearch:
         kept = [np.unique([*support.tolist(), state, *near]) for support, state, near in every]
         before = self._fastest(), self._least()
         self._solve_integer(_Program(self._tables, kept, self._scale if with_seconds else 0.0))
-        improved = (self._fastest(), self._least()) < before
-        self._near = _NEAR_STATES if improved else min(_MOST_NEAR_STATES, self._near * 10)
+        if relaxed and (self._fastest(), self._least()) >= before:
+            self._near = min(_MOST_NEAR_STATES, self._near * 10)
 
     def _nearest(self, excess: float, most: int) -> list[list[int]]:
         """Return the states of each class that come nearest to being in a better plan, by their reduced costs."""
@@ -285,15 +289,16 @@ class ExactSearch:
         solved = self._solve(program, integer=True)
         if solved is None:
             return None
-        self._visit(program.read_states(solved.values)[0])
+        if solved.values is not None:
+            self._visit(program.read_states(solved.values)[0])
         return solved.bound
 
     def _solve(self, program: _Program, integer: bool = False) -> _Solved | None:
         """Solve a program, with rows for operations at which its solution exceeds the limit, until more rows change little."""
         before = -math.inf
         while True:
-            solved = program.solve(self._rows, self._limit, _OUTSIDE if program.scale else 1.0, integer)
-            if solved is None or not self._add_rows(program, solved.values):
+            solved = program.solve(self._rows, self._limit, integer)
+            if solved is None or solved.values is None or not self._add_rows(program, solved.values):
                 return solved
             if solved.bound - before < _NEARLY_RELAXED * (1 + abs(before)) and not (integer and program.scale):
                 return solved
@@ -328,9 +333,12 @@ class ExactSearch:
 
 
 class _Solved(NamedTuple):
-    """A solution: the values of all columns, the lower bound of the objective, and the dual values of equal and other rows."""
+    """A solution: the values of all columns, the lower bound of the objective, and the dual values of equal and other rows.
 
-    values: np.ndarray
+    There are no values if there is no solution. The bound is then infinite.
+    """
+
+    values: Any
     bound: float
     equal: np.ndarray
     other: np.ndarray
@@ -367,7 +375,7 @@ class _Program:
         self._columns += 1
         self._equal_rows = self._matrix(equal, self._equal)
         self._shared_rows = self._matrix(self._entries, len(self._readers))
-        self._objective = np.concatenate([*self._costs, [0.0]])
+        self._objective = np.concatenate([*self._costs, [_OUTSIDE if self.scale else 1.0]])
         self._memory_rows: list[csr_array] = []
 
     def _matrix(self, entries: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], rows: int) -> csr_array:
@@ -419,35 +427,32 @@ class _Program:
                 self._entries.append((row, np.append(at, column), np.append(seconds / slowest, -1.0)))
                 self._readers.append((number, position, target, price))
 
-    def solve(self, rows: Sequence[_Row], limit: float, outside: float, integer: bool = False) -> _Solved | None:
-        """Solve the program within a limit at some operations; None if HiGHS finds no solution.
-
-        Args:
-          outside: the price of exceeding the limit by as much as the limit.
-        """
-        objective = self._objective.copy()
-        objective[-1] = outside
+    def solve(self, rows: Sequence[_Row], limit: float, integer: bool = False) -> _Solved | None:
+        """Solve the program within a limit at some operations; None if HiGHS neither finds a solution nor proves that none is."""
         self._memory_rows += [self._memory_row(row, limit) for row in rows[len(self._memory_rows) :]]
         matrix = vstack([self._shared_rows, *self._memory_rows], format="csr")
         most = np.concatenate([np.zeros(len(self._readers)), [row.room / limit - _WITHIN for row in rows]])
+        outside = _WITHIN if self.scale else np.inf
         one = np.zeros(self._equal)
         one[: len(self.states)] = 1.0
         if integer:
             highest = np.full(self._columns, np.inf)
-            highest[: self._binary] = 1.0
+            highest[: self._binary], highest[-1] = 1.0, outside
             constraints = [LinearConstraint(self._equal_rows, one, one), LinearConstraint(matrix, -np.inf, most)]
             found = milp(
-                objective,
+                self._objective,
                 integrality=np.arange(self._columns) < self._binary,
                 bounds=Bounds(0, highest),
                 constraints=constraints[: 1 + bool(len(most))],
                 options={"node_limit": _NODES, "mip_rel_gap": GAP / 10, "presolve": False},
             )
-            if found.x is None:
+            if found.x is None and found.status != _INFEASIBLE:
                 return None
-            return _Solved(found.x, found.mip_dual_bound, np.zeros(0), np.zeros(0))
+            bound = found.mip_dual_bound if found.status != _INFEASIBLE else math.inf
+            return _Solved(found.x, bound, np.zeros(0), np.zeros(0))
         limits = {"A_ub": matrix, "b_ub": most} if len(most) else {}
-        found = linprog(objective, A_eq=self._equal_rows, b_eq=one, bounds=(0, None), method="highs-ds", **limits)
+        ranges = np.array([(0.0, np.inf)] * (self._columns - 1) + [(0.0, outside)])
+        found = linprog(self._objective, A_eq=self._equal_rows, b_eq=one, bounds=ranges, method="highs-ds", **limits)
         if found.x is None:
             return None
         return _Solved(found.x, found.fun, found.eqlin.marginals, found.ineqlin.marginals if len(most) else np.zeros(0))

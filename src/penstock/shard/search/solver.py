@@ -248,7 +248,7 @@ def search_meshes(prepared: Sequence[PreparedMesh], limit: float) -> MeshPlan:
 def _find_coarser(at: int, prepared: Sequence[PreparedMesh]) -> dict[int, list[int]]:
     """Return the meshes whose plans are plans of a mesh too, with the axis of each that an axis of this one is a part of.
 
-    Of meshes that are equal but for the order of their axes, the first stands for the others.
+    If meshes are equal but for the order of their axes, the first stands for the others.
     """
     fine = prepared[at].costs
     found = {}
