@@ -43,9 +43,8 @@ def test_only_what_fits_is_chosen():
     assert best(candidate("large", 0.1, memory=11.0), candidate("small", 1.0)) == "small"
 
 
-def test_where_nothing_fits_it_is_the_fastest_of_the_smallest():
+def test_where_nothing_fits_it_is_the_smallest():
     assert best(candidate("large", 0.1, memory=12.0), candidate("smaller", 1.0, memory=11.0)) == "smaller"
-    assert best(candidate("nearly", 0.1, memory=11.1), candidate("smallest", 1.0, memory=11.0)) == "nearly"
 
 
 def test_near_ties_are_counted_from_the_fastest_that_fits_and_not_from_one_to_the_next():
@@ -81,8 +80,7 @@ def test_the_choice_is_near_the_fastest_and_does_not_depend_on_the_order(found, 
     chosen, again = found[choose(found, 10.0)], other[choose(other, 10.0)]
     fitting = [each for each in found if each.memory <= 10.0]
     if not fitting:
-        assert chosen.seconds == again.seconds
-        assert chosen.memory <= 1.02 * min(each.memory for each in found)
+        assert chosen.memory == again.memory == min(each.memory for each in found)
         return
     certain = [each for each in fitting if each.baseline and each.seconds <= 1.08 * min(each.seconds for each in fitting)]
     eligible = certain or fitting

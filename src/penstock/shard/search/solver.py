@@ -29,6 +29,9 @@ from penstock.shard.trace.step import TracedStep
 
 SECONDS = 10.0
 """The time after which the exact search of all meshes ends, with the bound that it has reached."""
+_NEARLY_LEAST = 1.05
+"""If no plan fits by prediction, the fastest is taken that needs at most so many times the least memory. The one of least memory
+may be much slower and has strange layouts, to which compilers add copies."""
 _NEAR_TIE = 0.02
 """Candidates whose predicted times differ by no more than this fraction are near-ties. Among near-ties the one of least memory is
 chosen. If that is a near-tie too, the fewest bytes sent decide, and for as many bytes the fewest collectives."""
@@ -71,7 +74,7 @@ def evaluate(costs: CostModel, assignment: Assignment, baseline: bool = False) -
 
 
 def choose(candidates: Sequence[Candidate], limit: float) -> int:
-    """Return the index of the best candidate: the fastest within the limit, or the fastest of the smallest if none fits.
+    """Return the index of the best candidate: the fastest within the limit, or the one of least memory if none fits.
 
     A baseline is chosen if it is nearly as fast as all others. Among near-ties in time, the one of least memory is chosen. Among
     near-ties in both, the fewest bytes sent decide, and for as many bytes the fewest collectives.
@@ -79,7 +82,7 @@ def choose(candidates: Sequence[Candidate], limit: float) -> int:
     fitting = [at for at, each in enumerate(candidates) if each.memory <= limit]
     seconds, memory = [each.seconds for each in candidates], [each.memory for each in candidates]
     if not fitting:
-        return min(_near_ties(range(len(candidates)), memory), key=lambda at: seconds[at])
+        return memory.index(min(memory))
     least = min(seconds[at] for at in fitting)
     certain = [at for at in fitting if candidates[at].baseline and seconds[at] <= least * (1 + _CERTAIN)]
     near = _near_ties(certain or fitting, seconds)
@@ -129,6 +132,10 @@ class MeshSearch:
         self.descend()
         order = sorted(self.found.items(), key=lambda each: each[1].seconds)
         return ExactSearch(self.tables, limit, self.evaluate, seconds).run([list(each) for each, _ in order], to_beat)
+
+    def least(self) -> float:
+        """Return the memory of the smallest candidate."""
+        return min(each.memory for each in self.found.values())
 
     def evaluate(self, states: Sequence[int], baseline: bool = False) -> Candidate:
         """Return the predicted cost of states as a candidate, and keep it."""
@@ -219,7 +226,7 @@ def prepare_meshes(
 
 
 def search_meshes(prepared: Sequence[PreparedMesh], limit: float) -> MeshPlan:
-    """Return the best plan of all meshes: the fastest within the limit; if every plan exceeds it, the one of least memory.
+    """Return the best plan of all meshes: the fastest within the limit; if every plan exceeds it, the fastest of the smallest.
 
     A mesh of which another is a refinement, such as 8 of 2 × 4, needs no search of its own: its plans are plans of the other.
     """
@@ -239,9 +246,13 @@ def search_meshes(prepared: Sequence[PreparedMesh], limit: float) -> MeshPlan:
         bounds.append(prepared[at].search.bound(limit, fastest(prepared), seconds))
         for other, axes in coarser[at].items():
             _take_over(prepared[at].search, prepared[other].search, axes, fastest(prepared))
+    proof = Proof(fastest(prepared), min(each.seconds for each in bounds), min(each.memory for each in bounds))
+    if math.isinf(proof.fastest):
+        least = min(prepared, key=lambda each: each.search.least())
+        limit = _NEARLY_LEAST * least.search.least()
+        least.search.bound(limit, seconds=SECONDS / 2)
     pairs = [(each, candidate) for each in prepared for candidate in each.search.found.values()]
     chosen, candidate = pairs[choose([candidate for _, candidate in pairs], limit)]
-    proof = Proof(fastest(prepared), min(each.seconds for each in bounds), min(each.memory for each in bounds))
     return MeshPlan(chosen, candidate, proof)
 
 
