@@ -22,20 +22,20 @@ from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from scipy.sparse import csr_array, vstack
 
 from penstock.shard.search.costs import GAP
-from penstock.shard.search.layout_tables import LayoutTables, Moment, States
+from penstock.shard.search.layout_tables import Grouping, LayoutTables, Moment, States
 from penstock.shard.search.message_passing import Messages
 
 _SMALLEST = 0.02
 """If no plan fits, the search ends when none can be smaller than the smallest by more than this fraction."""
 _STALLED = 1e-4
 """A round or sweeps that do not improve the bound by this part, nor the plan, have stalled."""
-_STALLS = 2
+_STALLS = 3
 """The search also ends after so many rounds that stalled."""
 _SWEEPS, _CHECKED = 120, 10
 """The most sweeps of message passing in a round, and how many are made at a time."""
 _ROUNDS = 12
 """The most rounds."""
-_NEW_STATES = 6
+_NEW_STATES = 3
 """The most states of a class that become columns in a round."""
 _MOST_ROWS = 8
 """The most operations that get a row at a time."""
@@ -43,6 +43,8 @@ _FEW_STATES = 400
 """All states that may be in a better plan are columns of one integer program if they are no more than this."""
 _NEARLY_RELAXED = GAP / 10
 """The linear program of all states is as good as solved if the bound is below that of the active ones by less than this part."""
+_UNUSED = 1e-9
+"""A reader needs its share of a reshard if less than this part of the reshard is unused."""
 _PRESENT = 1e-7
 """States whose columns have a larger value are in a solution of the linear program."""
 _NEAR_STATES, _MOST_NEAR_STATES = 300, 3000
@@ -106,6 +108,7 @@ class ExactSearch:
         self._rows: list[_Row] = []
         self._prices: list[float] = []
         self._shares = [np.full((len(each.bundles), each.targets), 1 / len(each.bundles)) for each in tables.shared]
+        self._layouts: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray, Grouping]] = {}
         self._known: Any = None
         self._relaxed, self._near = (True, math.inf), _NEAR_STATES
         self._support: list[np.ndarray] | None = None
@@ -194,10 +197,44 @@ class ExactSearch:
         for number in range(_SWEEPS):
             self._messages.sweep(number % 2 == 0)
             if (number + 1) % _CHECKED == 0:
+                if with_seconds:
+                    self._share_out()
                 before, value = value, self._messages.bound() - room
                 if value - before < _STALLED * abs(value):
                     break
         return value
+
+    def _share_out(self) -> None:
+        """Move costs of shared reshards from readers that do not need them to those that do.
+
+        The seconds of a reshard are shared out to its readers. A reader does not need its share of a layout if its pair has
+        slack for all states that read the array in this layout. Readers without slack get it.
+        """
+        for number, shared in enumerate(self._tables.shared):
+            shares, price = self._shares[number], self._scale * shared.times
+            unused = shares.copy()
+            for position, bundle in enumerate(shared.bundles):
+                needed, seconds, targets, groups = self._layouts_of(bundle)
+                slack = self._messages.slack(self._tables.pair_of[bundle]).ravel()[needed] / (price * seconds)
+                unused[position, targets] = np.minimum(unused[position, targets], groups.least(slack).clip(0.0))
+            needing = unused < _UNUSED
+            count = needing.sum(axis=0)
+            change = np.where(count > 0, needing * unused.sum(axis=0) / np.maximum(count, 1) - unused, 0.0)
+            self._shares[number] = shares + change
+            for bundle, changes in zip(shared.bundles, change, strict=True):
+                if changes.any():
+                    at = self._tables.pair_of[bundle]
+                    reshard = self._tables.pairs[at].reshards[bundle]
+                    self._messages.add(at, price * changes[reshard.target] * reshard.seconds)
+
+    def _layouts_of(self, bundle: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, Grouping]:
+        """Return where the table of a reshard has seconds, these, the different layouts there, and how to group by them."""
+        if bundle not in self._layouts:
+            reshard = self._tables.pairs[self._tables.pair_of[bundle]].reshards[bundle]
+            needed = np.flatnonzero(reshard.seconds)
+            targets, index = np.unique(reshard.target.ravel()[needed], return_inverse=True)
+            self._layouts[bundle] = needed, reshard.seconds.ravel()[needed], targets, Grouping.of(index)
+        return self._layouts[bundle]
 
     def _priced(self, with_seconds: bool) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Return the costs of each class alone and of each pair, in which live bytes have prices."""
@@ -300,7 +337,9 @@ class ExactSearch:
             solved = program.solve(self._rows, self._limit, integer)
             if solved is None or solved.values is None or not self._add_rows(program, solved.values):
                 return solved
-            if solved.bound - before < _NEARLY_RELAXED * (1 + abs(before)) and not (integer and program.scale):
+            changed = solved.bound - before >= _NEARLY_RELAXED * (1 + abs(before))
+            # Without them, the plan of an integer program would not fit, nor a linear program prove that none does.
+            if not changed and not (integer if program.scale else solved.bound < _NEARLY_RELAXED):
                 return solved
             before = solved.bound
 

@@ -36,7 +36,7 @@ class Messages:
 
     def set_costs(self, alone: Sequence[np.ndarray], pairs: Sequence[np.ndarray]) -> None:
         """Set the costs of each state alone, for each class, and of each row and column, for each pair of classes."""
-        self._alone, self._costs = alone, pairs
+        self._alone, self._costs = alone, list(pairs)
         for number, costs in enumerate(pairs):
             rest = (costs - self._rows[number][:, None]).min(axis=0)
             self._columns[number] = np.minimum(self._columns[number], rest)
@@ -58,10 +58,18 @@ class Messages:
             self._collect(number)
             self._pass_on(number, forward)
 
+    def slack(self, pair: int) -> np.ndarray:
+        """Return by how much the costs of a pair exceed its messages [rows, columns]: costs that no class needs."""
+        left: np.ndarray = self._costs[pair] - self._rows[pair][:, None] - self._columns[pair]
+        return left
+
+    def add(self, pair: int, costs: np.ndarray) -> None:
+        """Add to the costs of a pair. They may become less by no more than the slack."""
+        self._costs[pair] = self._costs[pair] + costs
+
     def bound(self) -> float:
         """Return the lower bound of every sum."""
-        every = zip(self._costs, self._rows, self._columns, strict=True)
-        rest = sum(float((costs - rows[:, None] - columns).min()) for costs, rows, columns in every)
+        rest = sum(float(self.slack(number).min()) for number in range(len(self._pairs)))
         return rest + sum(float(each.min()) for each in self.reduced)
 
     def decode(self) -> States:
