@@ -89,10 +89,11 @@ def about_proof(plan: PlanRecord) -> str:
         least = math.floor(proof.memory)
         return f"proved: by this estimate, every layout needs at least {format_bytes(least)}" if least > plan.limit else ""
     slower = plan.cost.seconds / proof.fastest - 1 if proof.fastest else 0.0
-    tie = f", and this plan, a near-tie, is {slower:.1%} slower than that" if slower >= _SLOWER else ""
+    tie = f"; this plan, a near-tie or a baseline, is {slower:.1%} slower than that" if slower >= _SLOWER else ""
     if gap > GAP:
         return f"not proved: by this estimate, a layout that fits may be up to {gap:.1%} faster than the fastest found{tie}"
-    return f"proved: by this estimate, no layout that fits is more than {gap:.1%} faster than the fastest found{tie}"
+    faster = f"more than {gap:.1%} faster" if gap >= _SLOWER else "faster"
+    return f"proved: by this estimate, no layout that fits is {faster} than the fastest found{tie}"
 
 
 def is_over(plan: PlanRecord, cost: Cost) -> bool:

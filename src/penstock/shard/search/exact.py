@@ -200,7 +200,7 @@ class ExactSearch:
                 if with_seconds:
                     self._share_out()
                 before, value = value, self._messages.bound() - room
-                if value - before < _STALLED * abs(value):
+                if value - before < _STALLED * abs(value) or time.perf_counter() > self._end:
                     break
         return value
 
