@@ -44,7 +44,7 @@ _FEW_STATES = 400
 _NEARLY_RELAXED = GAP / 10
 """The linear program of all states is as good as solved if the bound is below that of the active ones by less than this part."""
 _UNUSED = 1e-9
-"""A reader needs its share of a reshard if less than this part of the reshard is unused."""
+"""A reader needs its share of a reshard if its pair has less slack than this part of the reshard."""
 _PRESENT = 1e-7
 """States whose columns have a larger value are in a solution of the linear program."""
 _NEAR_STATES, _MOST_NEAR_STATES = 300, 3000
@@ -54,7 +54,7 @@ _NODES = 5000
 _WITHIN = 2e-6
 """Solutions of HiGHS may exceed a row by 1e-6 of the limit, so that rows are stricter than the limit by this part of it. A plan
 that is nearer to the limit is a solution all the same, at the price `_OUTSIDE`."""
-_OUTSIDE = 1e3
+_OUTSIDE = 10.0
 """The price of a limit's bytes, as a multiple of the seconds of the fastest plan."""
 _INFEASIBLE = 2
 """The status of `milp` for a program without a solution."""
@@ -212,12 +212,12 @@ class ExactSearch:
         """
         for number, shared in enumerate(self._tables.shared):
             shares, price = self._shares[number], self._scale * shared.times
-            unused = shares.copy()
+            slack = np.full(shares.shape, np.inf)
             for position, bundle in enumerate(shared.bundles):
                 needed, seconds, targets, groups = self._layouts_of(bundle)
-                slack = self._messages.slack(self._tables.pair_of[bundle]).ravel()[needed] / (price * seconds)
-                unused[position, targets] = np.minimum(unused[position, targets], groups.least(slack).clip(0.0))
-            needing = unused < _UNUSED
+                left = self._messages.slack(self._tables.pair_of[bundle]).ravel()[needed] / (price * seconds)
+                slack[position, targets] = groups.least(left).clip(0.0)
+            unused, needing = np.minimum(shares, slack), slack < _UNUSED
             count = needing.sum(axis=0)
             change = np.where(count > 0, needing * unused.sum(axis=0) / np.maximum(count, 1) - unused, 0.0)
             self._shares[number] = shares + change
@@ -274,7 +274,8 @@ class ExactSearch:
         if sum(map(len, kept)) - len(kept) > _FEW_STATES:
             return value
         solved = self._solve_integer(_Program(self._tables, kept, self._scale if with_seconds else 0.0))
-        return value if solved is None else min(solved, value + excess)  # no better plan has another state
+        # No better plan has another state. Nothing is paid for memory within the limit.
+        return value if solved is None else min(solved - with_seconds * _OUTSIDE * _WITHIN, value + excess)
 
     def _relax(self, with_seconds: bool) -> None:
         """Solve the linear program of the active states, which gives prices of memory and messages."""
