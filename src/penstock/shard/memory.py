@@ -301,7 +301,9 @@ class _Trials:
             (_LIMIT_MARGIN * each.plan.cost.memory.total * min(1.0, self.limit / each.needed) for each in too_large),
             default=math.inf,
         )
-        best = self.fastest
+        best, proof = self.fastest, self.current.proof
+        if best is None and proof is not None and within < proof.memory:
+            return None  # it is proved that no layout is predicted to fit
         if best is not None:
             assert best.checked is not None
             # Without the limit, a plan may be faster if this one is near it, or if a baseline is faster.
