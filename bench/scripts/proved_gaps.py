@@ -43,8 +43,7 @@ class Found:
     """The proof of a search.
 
     Attributes:
-      fastest, bound: seconds of the fastest layout, and of the bound; infinite if nothing fits.
-      infeasible: whether it is proved that nothing fits.
+      fastest, bound: seconds of the fastest layout, and of the bound. None if none was found, and if none fits.
       seconds: of the search.
     """
 
@@ -52,16 +51,15 @@ class Found:
     step: str
     mesh: str
     limit: str
-    fastest: float
-    bound: float
-    infeasible: bool
+    fastest: float | None
+    bound: float | None
     seconds: float
 
     @property
     def gap(self) -> float:
         """Return the proved gap; 0 if nothing fits, which is proved, and infinite if that is not proved."""
-        if math.isinf(self.fastest):
-            return 0.0 if self.infeasible else math.inf
+        if self.fastest is None:
+            return math.inf if self.bound is not None else 0.0
         return max(0.0, self.fastest / self.bound - 1) if self.bound else 0.0
 
 
@@ -84,7 +82,7 @@ def search_step(suite: str, name: str, meshes: Sequence[str]) -> Iterator[Found]
             proof = search_meshes(prepared, size).proof
             assert proof is not None
             took = time.perf_counter() - begun
-            yield Found(suite, name, mesh, limit, proof.fastest, proof.seconds, math.isinf(proof.seconds), took)
+            yield Found(suite, name, mesh, limit, proof.fastest, proof.seconds, took)
 
 
 def report(found: Sequence[Found]) -> Iterator[str]:
@@ -97,7 +95,7 @@ def report(found: Sequence[Found]) -> Iterator[str]:
     for key, each in [*groups.items(), (("all", "", ""), list(found))]:
         gaps, took = [one.gap for one in each], [one.seconds for one in each]
         within = sum(gap <= GAP * (1 + 1e-9) for gap in gaps)
-        cells = [str(len(each)), str(sum(one.infeasible for one in each)), str(within)]
+        cells = [str(len(each)), str(sum(one.bound is None for one in each)), str(within)]
         cells += [f"{value:.2%}" for value in _figures(gaps)] + [f"{value:.1f}" for value in _figures(took)]
         yield f"| {' | '.join([*key, *cells])} |"
     for each in sorted(found, key=lambda one: -one.gap):

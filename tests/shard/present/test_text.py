@@ -31,8 +31,8 @@ def test_the_text_has_mesh_axes_costs_and_leaves():
 def proved(fastest, seconds, memory=0.0, **changes):
     """Return the text of a plan, in one line, with a proof in units of its own seconds."""
     made = megatron()
-    own = made.cost.seconds
-    return " ".join(str(replace(made, proof=Proof(fastest * own, seconds * own, memory), **changes)).split())
+    fastest, seconds = (each and each * made.cost.seconds for each in (fastest, seconds))
+    return " ".join(str(replace(made, proof=Proof(fastest, seconds, memory), **changes)).split())
 
 
 def test_the_text_says_what_is_proved_of_all_layouts():
@@ -41,9 +41,8 @@ def test_the_text_says_what_is_proved_of_all_layouts():
     assert said in proved(1 / 1.02, 1 / 1.02)
     assert "near-tie" not in proved(1, 1 / 1.004)
     assert "not proved: by this estimate, a layout that fits may be up to 3.0% faster than the fastest" in proved(1, 1 / 1.03)
-    nothing = float("inf")
-    assert "proved: by this estimate, every layout needs at least 20 GiB" in proved(nothing, nothing, 20 * GIB)
-    assert "proved" not in proved(nothing, 0.5, 2 * GIB)
+    assert "proved: by this estimate, every layout needs at least 20 GiB" in proved(None, None, 20 * GIB)
+    assert "proved" not in proved(None, 0.5, 2 * GIB)
     assert "proved" not in str(megatron())
 
 
@@ -51,7 +50,7 @@ def test_the_gap_of_a_plan_is_that_of_its_search():
     made = megatron()
     assert made.gap is None
     assert replace(made, proof=Proof(1.02, 1.0, 0.0)).gap == 0.02
-    assert replace(made, proof=Proof(float("inf"), float("inf"), 1.0)).gap is None
+    assert replace(made, proof=Proof(None, None, 1.0)).gap is None
     assert replace(made, proof=Proof(0.0, 0.0, 0.0)).gap == 0.0
 
 

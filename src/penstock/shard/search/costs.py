@@ -471,14 +471,14 @@ class Proof:
     """The proof of a search within a memory limit, about all layouts on all meshes and by the estimate.
 
     Attributes:
-      fastest: seconds of the fastest plan within the limit that it found; infinite if it found none. The plan that is taken may
-        be a near-tie.
-      seconds: every layout within the limit takes at least so long; infinite if there is none.
+      fastest: seconds of the fastest plan within the limit that it found; None if it found none. The plan that is taken may be a
+        near-tie.
+      seconds: every layout within the limit takes at least so long; None if there is none.
       memory: every layout needs at least so many bytes of a device; 0 if nothing is known.
     """
 
-    fastest: float
-    seconds: float
+    fastest: float | None
+    seconds: float | None
     memory: float
 
     @property
@@ -489,9 +489,9 @@ class Proof:
         >>> Proof(fastest=1.02, seconds=1.0, memory=0.0).gap
         0.02
         """
-        if math.isinf(self.fastest):
+        if self.fastest is None:
             return None
-        return max(0.0, round(self.fastest / self.seconds - 1, 9)) if self.seconds else 0.0 if not self.fastest else math.inf
+        return max(0.0, round(self.fastest / self.seconds - 1, 9)) if self.seconds else 0.0
 
 
 def predict_cost(

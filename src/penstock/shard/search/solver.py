@@ -246,8 +246,10 @@ def search_meshes(prepared: Sequence[PreparedMesh], limit: float) -> MeshPlan:
         bounds.append(prepared[at].search.bound(limit, fastest(prepared), seconds))
         for other, axes in coarser[at].items():
             _take_over(prepared[at].search, prepared[other].search, axes, fastest(prepared))
-    proof = Proof(fastest(prepared), min(each.seconds for each in bounds), min(each.memory for each in bounds))
-    if math.isinf(proof.fastest):
+    reached = (fastest(prepared), min(bound.seconds for bound in bounds))
+    best, least_seconds = (None if math.isinf(each) else each for each in reached)
+    proof = Proof(best, least_seconds, min(bound.memory for bound in bounds))
+    if proof.fastest is None:
         least = min(prepared, key=lambda each: each.search.least())
         limit = _NEARLY_LEAST * least.search.least()
         least.search.bound(limit, seconds=SECONDS / 2)
@@ -266,7 +268,8 @@ def _find_coarser(at: int, prepared: Sequence[PreparedMesh]) -> dict[int, list[i
     for other, mesh in enumerate(prepared):
         coarse = mesh.costs
         smaller = (len(coarse.links.sizes), -other) < (len(fine.links.sizes), -at)
-        if not smaller or any(node.fixed is not None for node in fine.graph.nodes) or mesh.model is not prepared[at].model:
+        named = any(entry for node in fine.graph.nodes for entry in node.fixed or ())
+        if not smaller or named or mesh.model is not prepared[at].model:
             continue
         rows = [{node: each.links.shards(union(layout)) for node, layout in each.pinned.items()} for each in (coarse, fine)]
         if rows[0] != rows[1]:
