@@ -1,5 +1,7 @@
 """The plan that is found beside the best of all, and the bound beside both, on problems small enough to know the best."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -19,9 +21,12 @@ from tests.shard.search.programs import (
     two_alike,
 )
 
+from penstock.shard.graph.step_model import build_step_model
+from penstock.shard.mesh.compiler_models import TPU
 from penstock.shard.search.baselines import find_baselines
 from penstock.shard.search.costs import GAP, build_costs
 from penstock.shard.search.solver import MeshSearch
+from penstock.shard.trace.step import trace
 
 FREE = float("inf")
 NEAR = 1.08 * 1.02  # a baseline is taken if it is 8 % slower, and times within 2 % are near-ties
@@ -169,10 +174,24 @@ def test_the_plan_of_a_small_step_is_proved(name):
     assert fastest(search, FREE) <= bound.seconds * (1 + GAP)
 
 
-def test_a_search_that_has_no_time_left_has_a_bound():
+@pytest.mark.parametrize("vector_memory", [1 << 14, 1 << 17, 1 << 20])
+@pytest.mark.parametrize("name", ["one_layer", "two_layers", "forward", "elementwise"])
+def test_the_plan_of_a_tpu_with_vector_memory_is_proved_within_a_limit(name, vector_memory):
+    model = build_step_model(trace(*steps(MESHES[1])[name]), {}, TPU)
+    costs = build_costs(model, MESHES[1], replace(HARDWARE[0], fast_memory=vector_memory))
+    layouts = list(find_baselines(costs, model, [*["parameters"] * (len(model.inputs) - 1), "batch"]).values())
+    memory = [costs.memory(each)[0] for each in layouts]
+    limit = 0.98 * min(memory) + 0.02 * max(memory)
+    search = MeshSearch(costs, layouts)
+    assert fastest(search, limit) == FREE
+    bound = search.bound(limit)
+    assert bound.seconds <= fastest(search, limit) <= bound.seconds * (1 + GAP)
+
+
+def test_a_search_that_may_do_no_work_has_a_bound():
     costs = build_costs(model_of(steps(MESHES[1])["two_layers"]), MESHES[1], FAST_LINKS)
     search = MeshSearch(costs, [])
-    bound = search.bound(FREE, seconds=0.0)
+    bound = search.bound(FREE, work=0.0)
     assert 0 < bound.seconds <= fastest(search, FREE)
 
 

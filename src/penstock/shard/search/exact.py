@@ -11,7 +11,6 @@ prices. HiGHS solves it (Q. Huangfu and J. Hall, Mathematical Programming Comput
 from __future__ import annotations
 
 import math
-import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -33,8 +32,12 @@ _STALLS = 3
 """The search also ends after so many rounds that stalled."""
 _SWEEPS, _CHECKED = 120, 10
 """The most sweeps of message passing in a round, and how many are made at a time."""
-_ROUNDS = 12
-"""The most rounds."""
+_LEAST_ROUNDS, _ROUNDS = 2, 12
+"""The least rounds, unless the plan is proved before, and the most."""
+WORK = 4e9
+"""Table entries that the searches of all meshes may read. On two cores, they take about ten seconds."""
+_WORK_OF_COLUMN = 5000
+"""Table entries that could be read while HiGHS solves a linear program, for each of its columns."""
 _NEW_STATES = 3
 """The most states of a class that become columns in a round."""
 _MOST_ROWS = 8
@@ -96,12 +99,13 @@ class ExactSearch:
 
     Args:
       evaluate: returns the predicted cost of states.
-      seconds: of a search; it may be exceeded by the time of a round.
+      work: table entries that the search may read before it ends; at least two rounds are made. Processes that plan the same step
+        have to find the same plan, so that there is no limit of time.
     """
 
-    def __init__(self, tables: LayoutTables, limit: float, evaluate: Callable[[States], Evaluated], seconds: float):
+    def __init__(self, tables: LayoutTables, limit: float, evaluate: Callable[[States], Evaluated], work: float = WORK):
         self._tables, self._limit, self._evaluate = tables, max(1.0, min(limit, 1e18)), evaluate
-        self._end = time.perf_counter() + seconds
+        self._work_left = work
         self._messages = Messages(tables)
         self._found: dict[tuple[int, ...], Evaluated] = {}
         self._active: list[set[int]] = [set() for _ in tables.layouts]
@@ -131,7 +135,7 @@ class ExactSearch:
             bound = self._bound(bound, value, with_seconds)
             self._visit(self._messages.decode())
             excess = self._excess(value, with_seconds, to_beat)
-            if self._is_proved(bound, to_beat) or number == _ROUNDS - 1 or time.perf_counter() > self._end:
+            if self._is_proved(bound, to_beat) or number == _ROUNDS - 1 or (self._work_left < 0 and number >= _LEAST_ROUNDS):
                 break
             closed = self._close(value, excess, with_seconds)
             bound = self._bound(bound, closed, with_seconds)
@@ -196,11 +200,12 @@ class ExactSearch:
         value = -math.inf
         for number in range(_SWEEPS):
             self._messages.sweep(number % 2 == 0)
+            self._work_left -= self._messages.work
             if (number + 1) % _CHECKED == 0:
                 if with_seconds:
                     self._share_out()
                 before, value = value, self._messages.bound() - room
-                if value - before < _STALLED * abs(value) or time.perf_counter() > self._end:
+                if value - before < _STALLED * abs(value) or self._work_left < 0:
                     break
         return value
 
@@ -336,6 +341,7 @@ class ExactSearch:
         before = -math.inf
         while True:
             solved = program.solve(self._rows, self._limit, integer)
+            self._work_left -= _WORK_OF_COLUMN * program.columns
             if solved is None or solved.values is None or not self._add_rows(program, solved.values):
                 return solved
             changed = solved.bound - before >= _NEARLY_RELAXED * (1 + abs(before))
@@ -349,19 +355,17 @@ class ExactSearch:
         costs = self._tables.costs
         live, stored = program.memory(values)
         held = np.stack([part * live - free for part, free in costs.held])
-        total = stored + held.max(axis=0, initial=0.0) + costs.compiler.reserve * len(live)
+        parts = [part for part, _ in costs.held]
+        for row in self._rows:
+            held[parts.index(row.part), row.time] = -np.inf
+        total = stored + held.max(axis=0) + costs.compiler.reserve * len(live)
         limit = self._limit * (1 + max(0.0, values[-1]))
-        total[[row.time for row in self._rows if row.part == 1.0]] = 0.0
         added = False
         for _ in range(_MOST_ROWS):
             if not len(total) or total.max() <= limit:
                 break
             peak = int(total.argmax())
-            number = int(held[:, peak].argmax())
-            part, free = costs.held[number]
-            if any(row.time == peak and row.part == part for row in self._rows):
-                total[peak] = 0.0
-                continue
+            part, free = costs.held[int(held[:, peak].argmax())]
             room = self._limit - costs.compiler.reserve * len(live) + free
             self._rows.append(_Row(peak, part, room, self._tables.moment(peak)))
             self._prices.append(0.0)
@@ -391,6 +395,7 @@ class _Program:
     Attributes:
       states: the states of each class.
       scale: the factor on seconds; 0 minimises the memory.
+      columns: the number of columns.
     """
 
     tables: LayoutTables
@@ -406,13 +411,13 @@ class _Program:
         self._costs = [self.scale * seconds[each] for seconds, each in zip(tables.seconds, self.states, strict=True)]
         classes = np.repeat(np.arange(count), np.diff(self._begins))
         self._entries = [(classes, np.arange(self._binary), np.ones(self._binary))]
-        self._columns, self._equal = self._binary, count
+        self.columns, self._equal = self._binary, count
         self._pairs = [self._add_pair(number) for number in range(len(tables.pairs))]
         equal, self._entries = self._entries, []
         self._readers: list[tuple[int, int, int, float]] = []
         for number in range(len(tables.shared)):
             self._add_shared(number)
-        self._columns += 1
+        self.columns += 1
         self._equal_rows = self._matrix(equal, self._equal)
         self._shared_rows = self._matrix(self._entries, len(self._readers))
         self._objective = np.concatenate([*self._costs, [_OUTSIDE if self.scale else 1.0]])
@@ -421,14 +426,14 @@ class _Program:
     def _matrix(self, entries: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], rows: int) -> csr_array:
         nothing = np.zeros(0, dtype=np.int64)
         row, column, value = (np.concatenate(each) for each in zip((nothing,) * 3, *entries, strict=True))
-        return csr_array((value, (row, column)), shape=(rows, self._columns))
+        return csr_array((value, (row, column)), shape=(rows, self.columns))
 
     def _add_pair(self, number: int) -> tuple[int, np.ndarray, np.ndarray]:
         """Add the columns of a pair, and return the first of them, with the rows and columns of its tables that they are for."""
         pair = self.tables.pairs[number]
         rows, row_of = np.unique(pair.rows[self.states[pair.a]], return_inverse=True)
         columns, column_of = np.unique(pair.columns[self.states[pair.b]], return_inverse=True)
-        first, size = self._columns, len(rows) * len(columns)
+        first, size = self.columns, len(rows) * len(columns)
         at = first + np.arange(size)
         self._costs.append(self.scale * pair.seconds[np.ix_(rows, columns)].ravel())
         in_rows = self._equal + np.arange(len(rows))
@@ -440,7 +445,7 @@ class _Program:
             (in_rows[row_of], self._begins[pair.a] + np.arange(len(row_of)), -np.ones(len(row_of))),
             (in_columns[column_of], self._begins[pair.b] + np.arange(len(column_of)), -np.ones(len(column_of))),
         ]
-        self._columns += size
+        self.columns += size
         self._equal += len(rows) + len(columns)
         return first, rows, columns
 
@@ -459,9 +464,9 @@ class _Program:
             parts = [(position, at[goes == target], seconds[goes == target]) for position, at, seconds, goes in read]
             parts = [each for each in parts if len(each[1])]
             slowest = max(float(seconds.max()) for _, _, seconds in parts)
-            column, price = self._columns, self.scale * shared.times * slowest
+            column, price = self.columns, self.scale * shared.times * slowest
             self._costs.append(np.array([price]))
-            self._columns += 1
+            self.columns += 1
             for position, at, seconds in parts:
                 row = np.full(len(at) + 1, len(self._readers))
                 self._entries.append((row, np.append(at, column), np.append(seconds / slowest, -1.0)))
@@ -476,12 +481,12 @@ class _Program:
         one = np.zeros(self._equal)
         one[: len(self.states)] = 1.0
         if integer:
-            highest = np.full(self._columns, np.inf)
+            highest = np.full(self.columns, np.inf)
             highest[: self._binary], highest[-1] = 1.0, outside
             constraints = [LinearConstraint(self._equal_rows, one, one), LinearConstraint(matrix, -np.inf, most)]
             found = milp(
                 self._objective,
-                integrality=np.arange(self._columns) < self._binary,
+                integrality=np.arange(self.columns) < self._binary,
                 bounds=Bounds(0, highest),
                 constraints=constraints[: 1 + bool(len(most))],
                 options={"node_limit": _NODES, "mip_rel_gap": GAP / 10, "presolve": False},
@@ -491,7 +496,7 @@ class _Program:
             bound = found.mip_dual_bound if found.status != _INFEASIBLE else math.inf
             return _Solved(found.x, bound, np.zeros(0), np.zeros(0))
         limits = {"A_ub": matrix, "b_ub": most} if len(most) else {}
-        ranges = np.array([(0.0, np.inf)] * (self._columns - 1) + [(0.0, outside)])
+        ranges = np.array([(0.0, np.inf)] * (self.columns - 1) + [(0.0, outside)])
         found = linprog(self._objective, A_eq=self._equal_rows, b_eq=one, bounds=ranges, method="highs-ds", **limits)
         if found.x is None:
             return None
@@ -542,7 +547,7 @@ class _Program:
     def _memory_row(self, row: _Row, limit: float) -> csr_array:
         """Return the coefficients of a row, over the limit."""
         tables = self.tables
-        found = np.zeros(self._columns)
+        found = np.zeros(self.columns)
         parts = []
         for number, states in enumerate(self.states):
             live = row.part * row.moment.classes[number] / tables.shards[number][states]

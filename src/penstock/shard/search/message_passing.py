@@ -14,12 +14,15 @@ import numpy as np
 
 from penstock.shard.search.layout_tables import LayoutTables, States
 
+_WORK_OF_PAIR = 5000
+
 
 class Messages:
     """The messages between classes of nodes, and what they make of their costs.
 
     Attributes:
       reduced: for each class, the costs of its states with the messages [states].
+      work: table entries that a sweep reads, and those that could be read in the time that it takes for each pair besides.
     """
 
     def __init__(self, tables: LayoutTables):
@@ -33,6 +36,7 @@ class Messages:
         self._rows = [np.zeros(pair.seconds.shape[0]) for pair in self._pairs]
         self._columns = [np.zeros(pair.seconds.shape[1]) for pair in self._pairs]
         self.reduced: list[np.ndarray] = []
+        self.work = sum(2 * (_WORK_OF_PAIR + pair.seconds.size) for pair in self._pairs)
 
     def set_costs(self, alone: Sequence[np.ndarray], pairs: Sequence[np.ndarray]) -> None:
         """Set the costs of each state alone, for each class, and of each row and column, for each pair of classes."""

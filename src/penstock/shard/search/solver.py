@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,12 +22,10 @@ from penstock.shard.mesh.resharding import MeshLinks, union
 from penstock.shard.search.baselines import WeightPairs, find_baselines, find_weight_pairs
 from penstock.shard.search.costs import Assignment, CostModel, Proof, build_costs
 from penstock.shard.search.descent import Descent
-from penstock.shard.search.exact import Bound, ExactSearch
+from penstock.shard.search.exact import WORK, Bound, ExactSearch
 from penstock.shard.search.layout_tables import LayoutTables
 from penstock.shard.trace.step import TracedStep
 
-SECONDS = 10.0
-"""The time after which the exact search of all meshes ends, with the bound that it has reached."""
 _NEARLY_LEAST = 1.05
 """If no plan fits by prediction, the fastest is taken that needs at most so many times the least memory. The one of least memory
 may be much slower and has strange layouts, to which compilers add copies."""
@@ -122,16 +119,16 @@ class MeshSearch:
             self.evaluate(each, baseline=True)
         Descent(self.tables).run(starts, self.evaluate)
 
-    def bound(self, limit: float, to_beat: float = math.inf, seconds: float = SECONDS) -> Bound:
+    def bound(self, limit: float, to_beat: float = math.inf, work: float = WORK) -> Bound:
         """Search for the fastest plan within a limit, and return what is proved of all layouts.
 
         Args:
           to_beat: seconds of a plan within the limit on another mesh. The search ends if none here is faster.
-          seconds: the time after which it ends anyway.
+          work: the work after which it ends anyway (`ExactSearch`).
         """
         self.descend()
         order = sorted(self.found.items(), key=lambda each: each[1].seconds)
-        return ExactSearch(self.tables, limit, self.evaluate, seconds).run([list(each) for each, _ in order], to_beat)
+        return ExactSearch(self.tables, limit, self.evaluate, work).run([list(each) for each, _ in order], to_beat)
 
     def least(self) -> float:
         """Return the memory of the smallest candidate."""
@@ -230,7 +227,6 @@ def search_meshes(prepared: Sequence[PreparedMesh], limit: float) -> MeshPlan:
 
     A mesh of which another is a refinement, such as 8 of 2 × 4, needs no search of its own: its plans are plans of the other.
     """
-    end = time.perf_counter() + SECONDS
     for each in prepared:
         each.search.descend()
     coarser = {at: _find_coarser(at, prepared) for at in range(len(prepared))}
@@ -241,9 +237,8 @@ def search_meshes(prepared: Sequence[PreparedMesh], limit: float) -> MeshPlan:
         return min((each.seconds for each in every if each.memory <= limit), default=math.inf)
 
     bounds = []
-    for number, at in enumerate(sorted(finest, key=lambda at: fastest([prepared[at]]))):
-        seconds = max(0.0, end - time.perf_counter()) / (len(finest) - number)
-        bounds.append(prepared[at].search.bound(limit, fastest(prepared), seconds))
+    for at in sorted(finest, key=lambda at: fastest([prepared[at]])):
+        bounds.append(prepared[at].search.bound(limit, fastest(prepared), WORK / len(finest)))
         for other, axes in coarser[at].items():
             _take_over(prepared[at].search, prepared[other].search, axes, fastest(prepared))
     reached = (fastest(prepared), min(bound.seconds for bound in bounds))
@@ -252,7 +247,7 @@ def search_meshes(prepared: Sequence[PreparedMesh], limit: float) -> MeshPlan:
     if proof.fastest is None:
         least = min(prepared, key=lambda each: each.search.least())
         limit = _NEARLY_LEAST * least.search.least()
-        least.search.bound(limit, seconds=SECONDS / 2)
+        least.search.bound(limit, work=WORK / 2)
     pairs = [(each, candidate) for each in prepared for candidate in each.search.found.values()]
     chosen, candidate = pairs[choose([candidate for _, candidate in pairs], limit)]
     return MeshPlan(chosen, candidate, proof)
