@@ -157,9 +157,8 @@ class LayoutTables:
         self._alike = [numbers.setdefault(each, len(numbers)) for each in self.layouts]
         masks = {each: np.array(each, dtype=np.int64).reshape(len(each), -1) for each in numbers}
         self._masks = [masks[each] for each in self.layouts]
-        counts = np.array([links.shards(axes) for axes in range(1 << len(links.sizes))], dtype=np.float64)
-        self._counts = counts
-        self.shards = [counts[union(each.T)] if each.shape[1] else np.ones(len(each)) for each in self._masks]
+        self._counts = np.array([links.shards(axes) for axes in range(1 << len(links.sizes))], dtype=np.float64)
+        self.shards = [np.broadcast_to(self._counts[union(each.T)], len(each)) for each in self._masks]
         classes = list(zip(costs.first_of, costs.members.tolist(), self.layouts[:-1], strict=True))
         self.seconds = [
             members * np.array([costs.node_seconds(node, layout) for layout in layouts], dtype=np.float64)
@@ -171,6 +170,8 @@ class LayoutTables:
             number = costs.class_of[node]
             self.stored[number] += [costs.stored_bytes(node, size, layout) for layout in self.layouts[number]]
         self._projections: dict = {}
+        self._known: dict[tuple, _Table] = {}
+        self._moves: dict[tuple[int, int], list[np.ndarray]] = {}
         self._add_pairs()
 
     def assignment(self, states: Sequence[int]) -> Assignment:
@@ -206,10 +207,6 @@ class LayoutTables:
             members = [np.flatnonzero(groups == group) for group in range(groups.max(initial=0) + 1)]
             self._moves[key] = [members[group] for group in groups.tolist()]
         return self._moves[key]
-
-    @functools.cached_property
-    def _moves(self) -> dict[tuple[int, int], list[np.ndarray]]:
-        return {}
 
     def _add_pairs(self) -> None:
         """Make the tables of pairs of classes, and find which readers share reshards."""
@@ -256,10 +253,6 @@ class LayoutTables:
             self._known[key] = self._make_reshard(bundle)
         return self._known[key]
 
-    @functools.cached_property
-    def _known(self) -> dict[tuple, _Table]:
-        return {}
-
     def _make_reshard(self, bundle: Bundle) -> _Table:
         edge, links = bundle.edge, self.costs.links
         whole = edge.kind not in ("operand", "result")  # the copy is sharded as the reader is, not as the array
@@ -278,11 +271,11 @@ class LayoutTables:
                 form[number] = COLLECTIVE_FORMS.index(steps[0].kind) if steps[0].kind in COLLECTIVE_FORMS else -1
         shape = (len(sources), len(targets))
         if edge.kind == "result":
-            held = np.array([1 / self._counts[union(each)] for each in sources.tolist()])[:, None]
+            held = np.broadcast_to(1 / self._counts[union(sources.T)], len(sources))[:, None]
         elif whole:
             held = 1 / self.shards[bundle.b][first_b]
         else:
-            held = np.array([1 / self._counts[union(each)] for each in targets.tolist()])
+            held = np.broadcast_to(1 / self._counts[union(targets.T)], len(targets))
         index = index.reshape(shape)
         reshard = Reshard(seconds[index], form[index], np.broadcast_to(held, shape), np.broadcast_to(np.int64(0), shape))
         return _Table(reshard, rows, columns)
