@@ -129,31 +129,19 @@ def shape(*sizes):
     return jax.ShapeDtypeStruct(sizes, "float32")
 
 
-SLOW_NODES = {"axis_bandwidth": {"node": 25e9}}
-LATE_NODES = {"axis_latency": {"node": 1e-3}}
-
-
 @pytest.mark.parametrize(
     ("changed", "width", "count"),  # of rows: other layouts are best for each
     [
-        pytest.param(SLOW_NODES, 1024, 8192, id="bandwidth"),
-        pytest.param(LATE_NODES, 512, 32768, id="latency"),
-        pytest.param(SLOW_NODES, 4096, 4096, id="bandwidth, wide", marks=pytest.mark.slow),
+        pytest.param({"network_bandwidth": 25e9}, 1024, 8192, id="bandwidth"),
+        pytest.param({"network_bandwidth": 50e9, "network_latency": 1e-3}, 512, 32768, id="latency"),
     ],
 )
-def test_the_axis_with_the_slowest_links_is_the_first_of_the_mesh(changed, width, count):
-    nodes = replace(TPU, axis_size={"node": 2}, **changed)
+def test_the_axis_that_crosses_the_network_is_the_first_of_the_mesh(changed, width, count):
+    nodes = replace(TPU, domain=4, **changed)
     params = {"in": shape(width, 4 * width), "bias": shape(4 * width), "out": shape(4 * width, width)}
     batch = {"x": shape(count, width), "y": shape(count, width)}
     found = ps.plan(mlp_step, params, batch, devices=8, hardware=nodes, check=False)
-    assert next(iter(found.mesh_shape)) == "node"
-
-
-def test_fast_links_that_are_named_come_after_the_others():
-    fast = replace(TPU, axis_bandwidth={"chip": 1e12})
-    weights = [leaf("params/w", (64, 64), spec(("chip", "x"), None))]
-    found = name_axes(plan(weights, {"chip": 4, "x": 2}, {"chip": BATCH, "x": BATCH}), kept=("chip",), hardware=fast)
-    assert list(found.mesh_shape)[-1] == "chip"
+    assert next(iter(found.mesh_shape.values())) in (2, 8)
 
 
 def test_a_renamed_plan_is_the_plan_for_a_mesh_of_these_names():
@@ -206,10 +194,8 @@ def test_a_plan_with_renamed_axes_computes_what_one_device_computes():
 
 
 def test_names_of_the_user_are_kept():
-    machine = replace(find_hardware("tpu-v5e"), axis_bandwidth={"data": 1e9})
     assert planned(TENSOR_PARALLEL, mesh={"data": 2}).mesh_shape == {"data": 2}
     assert planned(TENSOR_PARALLEL, mesh=AbstractMesh((2,), ("data",))).mesh_shape == {"data": 2}
-    assert "data" in planned(TENSOR_PARALLEL, devices=2, hardware=machine).mesh_shape
     assert "data" in planned(TENSOR_PARALLEL, devices=2, constraints={"*/up": PartitionSpec(None, "data")}).mesh_shape
 
 

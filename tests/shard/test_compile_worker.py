@@ -23,6 +23,7 @@ from penstock.errors import CompileError, CompilerFailedError, CompilerMemoryErr
 from penstock.shard import compile_worker, compiler
 from penstock.shard.compiler import export_program, measure_exported
 from penstock.shard.hlo.analysis import Measured
+from penstock.shard.hlo.topologies import find_topology
 
 
 def exported(mesh=None, **options):
@@ -183,40 +184,56 @@ def test_a_compiling_process_exits_with_its_parent(tmp_path):
     assert readable
 
 
-def test_a_topology_without_its_compiler_says_what_to_install(monkeypatch, tmp_path):
-    # This folder comes first, in case libtpu is installed.
-    (tmp_path / "libtpu.py").write_text("raise ImportError")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.delenv("TPU_LIBRARY_PATH", raising=False)
-    (found,) = measure_exported([doubled(platform="tpu")], topology="v5e:2x4")
-    assert isinstance(found, CompileError)
-    assert 'pip install "penstock[tpu]"' in str(found)
+@pytest.mark.parametrize(("topology", "extra"), [("v5e:2x4", "tpu"), ("h100:8", "gpu-compiler")])
+def test_a_topology_without_its_compiler_says_what_to_install(monkeypatch, topology, extra):
+    found = find_topology(topology)
+    monkeypatch.setattr(compile_worker, "describe_missing_compiler", lambda _: f'pip install "penstock[{extra}]"')
+    with pytest.raises(CompileError, match=rf'topology "{topology}": pip install "penstock\[{extra}\]"'):
+        compile_worker.topology_mesh(MESH, found)
 
 
 @pytest.fixture
 def requested(monkeypatch):
-    """Replace libtpu by topologies of 8 devices; return the list of requested topologies."""
+    """Replace the compilers by topologies of no devices; return the list of requested topologies."""
     asked = []
 
     def get_topology_desc(**options):
         asked.append(options)
-        return types.SimpleNamespace(devices=[None] * 8)
+        raise RuntimeError("it is not asked for more")
 
     monkeypatch.setattr(topologies, "get_topology_desc", get_topology_desc)
+    monkeypatch.setattr(compile_worker, "describe_missing_compiler", lambda topology: "")
     return asked
 
 
 def test_a_topology_of_another_size_is_refused_with_both_sizes(requested):
-    with pytest.raises(CompileError, match=r"v5e:2x4 has 8 devices.*name a topology of 16 devices"):
-        compile_worker.tpu_mesh({"data": 4, "model": 4}, "v5e:2x4")
+    with pytest.raises(CompileError, match=r"v5e:2x4 has 8 devices, and the mesh data 4 × model 4 needs 16"):
+        compile_worker.topology_mesh({"data": 4, "model": 4}, find_topology("v5e:2x4"))
+    assert not requested
 
 
-@pytest.mark.parametrize("name", ["v4:2x2x1", "TPU v4:2x2x1", "V4:2x2", "v4-8", "v5e:2x4"])
-def test_a_chip_of_v4_is_one_device(requested, name):
-    with pytest.raises(CompileError):
-        compile_worker.tpu_mesh({"data": 4}, name)
-    megacore = {"chip_config_name": "megacore"} if "v4" in name.lower() else {}
-    assert requested == [{"platform": "tpu", "topology_name": name, **megacore}]
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("TPU v4:2x2x1", {"topology_name": "v4:2x2x1", "chip_config_name": "megacore"}),
+        ("V5e:2x2", {"topology_name": "v5e:2x2"}),
+        ("2xv5e:1x2", {"topology_name": "v5e:1x2", "num_slices": 2}),
+    ],
+)
+def test_a_chip_of_v4_is_one_device_and_slices_are_counted(requested, name, asked):
+    with pytest.raises(CompileError, match="it is not asked for more"):
+        compile_worker.topology_mesh({"data": 4}, find_topology(name))
+    assert requested == [{"platform": "tpu", **asked}]
+
+
+@pytest.mark.parametrize(("name", "shape"), [("h100:8", "1x1x8"), ("h100:2x4", "2x1x4")])
+def test_hosts_of_gpus_have_their_figures(requested, name, shape):
+    with pytest.raises(CompileError, match="it is not asked for more"):
+        compile_worker.topology_mesh({"data": 8}, find_topology(name))
+    (asked,) = requested
+    assert (asked["platform"], asked["topology"]) == ("cuda", shape)
+    assert "core_count: 132" in asked["target_config"]
+    assert f"device_memory_size: {80 * 10**9} " in asked["target_config"]
 
 
 _GATHERED_LAYERS = """
@@ -274,7 +291,8 @@ def test_a_mesh_axis_may_be_a_part_of_a_physical_axis(monkeypatch):
     kind = {"platform": "tpu", "device_kind": "TPU v5 lite", "core_on_chip": 0, "process_index": 0}
     chips = [Chip(id=4 * y + x, coords=(x, y, 0), **kind) for y in range(4) for x in range(4)]
     monkeypatch.setattr(topologies, "get_topology_desc", lambda **_: types.SimpleNamespace(devices=chips))
-    mesh = compile_worker.tpu_mesh({"data": 8, "model": 2}, "v5e:4x4")
+    monkeypatch.setattr(compile_worker, "describe_missing_compiler", lambda topology: "")
+    mesh = compile_worker.topology_mesh({"data": 8, "model": 2}, find_topology("v5e:4x4"))
     assert dict(mesh.shape) == {"data": 8, "model": 2}
     assert {chip.id for chip in mesh.devices.flat} == set(range(16))
     for near, far in mesh.devices:  # the two chips of the inner axis have a link
@@ -319,6 +337,8 @@ if importlib.util.find_spec("libtpu"):
         (found,) = measure_exported([tpu_program()], topology="v4:2x2x2")
         assert found.flops == pytest.approx(directly().flops, rel=0.05)
 
-    def test_a_topology_that_there_is_not():
-        (found,) = measure_exported([tpu_program()], topology="v99:2x4")
-        assert 'topology "v99:2x4"' in str(found)
+
+def test_a_topology_that_there_is_not():
+    (found,) = measure_exported([doubled(platform="tpu")], topology="v99:2x4")
+    assert isinstance(found, CompileError)
+    assert "there is no topology 'v99:2x4'" in str(found)

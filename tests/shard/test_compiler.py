@@ -29,29 +29,29 @@ def test_a_check_of_another_type_is_refused(check):
         plan_of(mlp_step, mlp(), rows(), check=check)
 
 
-def test_a_plan_for_tpus_is_not_judged_by_the_cpu_where_the_tpu_compiler_is_missing(monkeypatch):
-    monkeypatch.setattr(compiler, "tpu_compiler_is_installed", lambda: False)
+def MISSING(topology):  # noqa: N802
+    return f"the {topology.platform.upper()} compiler is missing: pip install it"
+
+
+@pytest.mark.parametrize(("hardware", "compiler_name"), [("tpu-v5e", "TPU"), ("h100", "GPU")])
+def test_a_plan_for_accelerators_is_not_judged_by_the_cpu_where_their_compiler_is_missing(monkeypatch, hardware, compiler_name):
+    monkeypatch.setattr(compiler, "describe_missing_compiler", MISSING)
     compiled = count_compilations(monkeypatch)
-    _, said = unchecked_plan(hardware="tpu-v5e", memory="60KiB")
-    assert 'the TPU compiler is not installed (pip install "penstock[tpu]")' in said
+    _, said = unchecked_plan(hardware=hardware, memory="60KiB")
+    assert f"the {compiler_name} compiler is missing: pip install it" in said
     assert "may not fit, or a faster one may" in said
     assert not compiled
 
 
-def test_with_check_the_cpu_judges_a_plan_for_tpus_and_says_by_how_much_it_differs(monkeypatch):
-    monkeypatch.setattr(compiler, "tpu_compiler_is_installed", lambda: False)
-    plan = plan_of(forward, *FORWARD, hardware="tpu-v5e", check=True)
+@pytest.mark.parametrize(("hardware", "compiler_name"), [("tpu-v5e", "TPU"), ("h100", "GPU")])
+def test_with_check_the_cpu_judges_a_plan_for_accelerators_and_says_by_how_much_it_differs(monkeypatch, hardware, compiler_name):
+    monkeypatch.setattr(compiler, "describe_missing_compiler", MISSING)
+    plan = plan_of(forward, *FORWARD, hardware=hardware, check=True)
     assert plan.checked.compiled_for == COMPILED_HERE
-    assert "times the memory of the TPU compiler" in " ".join(str(plan).split())
+    assert f"times the memory of the {compiler_name} compiler" in " ".join(str(plan).split())
     compile_to(monkeypatch, lambda plan: 2**40)
     with pytest.raises(PlanError, match=r"the CPU compiler needs up to .* times the memory for the same plan"):
-        plan_of(mlp_step, mlp(64, 128), rows(64, 64), hardware="tpu-v5e", check=True, memory="20KiB")
-
-
-def test_a_plan_for_gpus_is_compiled_for_cpus_where_there_are_none():
-    plan = plan_of(forward, *FORWARD, hardware="h100", check=True)
-    assert plan.checked.compiled_for == COMPILED_HERE
-    assert "times the memory of the GPU compiler" in " ".join(str(plan).split())
+        plan_of(mlp_step, mlp(64, 128), rows(64, 64), hardware=hardware, check=True, memory="20KiB")
 
 
 @pytest.mark.parametrize(("count", "platform"), [(8, "tpu"), (9, "cpu")])
@@ -59,30 +59,34 @@ def test_memory_is_predicted_for_the_compiler_that_judges_and_only_that_of_cpus_
     monkeypatch, count, platform
 ):
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")  # eight devices of this process
+    monkeypatch.setattr(compiler, "describe_missing_compiler", MISSING)
     chosen = compiler.choose_compiler(True, "h100", count, None, None)
     assert chosen.platform == platform
     assert ("the CPU compiler needs up to" in chosen.remark) == (platform == "cpu")
-    assert chosen.remark.startswith("the GPU compiler is not here")
+    assert chosen.remark.startswith("the GPU compiler is missing")
 
 
 def test_a_number_of_devices_that_no_topology_has_is_not_compiled_for_tpus():
-    with pytest.warns(UserWarning, match="no topology of the TPU compiler has 3 devices"):
+    with pytest.warns(UserWarning, match="no topology of tpu-v5e has 3 devices"):
         plan_of(mlp_step, mlp(63, 126), rows(63, 63), mesh={"data": 3}, hardware="tpu-v5e", memory="90KiB")
 
 
 @pytest.mark.parametrize(
     ("check", "options", "said"),
     [
-        ("v5e:3x3", {}, ["there is no TPU topology 'v5e:3x3'", "v5e:2x4"]),
+        ("v5e:3x3", {}, ["there is no topology 'v5e:3x3'", "v5e:2x4"]),
         ("v99:2x4", {}, ["the chip 'v99' is not known", "v5e:2x4", "v6e:8x8"]),
         ("v5e:4x4", {}, ["v5e:4x4 has 16 devices", "data 8 needs 8", "topologies of 8: v5e:2x4"]),
         ("v5e:4x4", {"mesh": None, "devices": 8}, ["v5e:4x4 has 16 devices", "topologies of 8: v5e:2x4"]),
         ("v4:2x2x2", {}, ["compiles for tpu-v4", "hardware tpu-v5e", 'give check="v5e:2x4", or hardware="tpu-v4"']),
-        ("v5e:2x4", {"hardware": "h100"}, ["hardware h100", "check=True"]),
+        ("v5e:2x4", {"hardware": "h100"}, ["hardware h100", 'check="h100:8"']),
         ("v3:2x2", {}, ["compiles for v3", 'check="v5e:2x4"', "hardware=penstock.shard.Hardware(...)"]),
         ("v3:2x2", {"hardware": None}, ["hardware=penstock.shard.Hardware(...)", "no datasheet of v3", "v5e:2x4"]),
         ("tpu7x:2x2x1", {"hardware": None}, ["hardware=penstock.shard.Hardware(...)", "no datasheet of tpu7x"]),
         ("v5e:32x32", {"mesh": None, "hardware": None}, ["v5e has at most 256 chips", "v5e:16x16"]),
+        ("v100:8", {"hardware": None}, ["the chip 'v100' is not known", "h100:8", "l4:8x8"]),
+        ("h100:32", {"hardware": None}, ["a host has 1 to 8 devices", "h100:4x8"]),
+        ("h100:2x8", {"hardware": "h100"}, ["h100:2x8 has 16 devices", "data 8 needs 8", "topologies of 8: h100:8"]),
     ],
 )
 def test_a_topology_on_which_the_plan_cannot_run_is_refused_with_one_that_works(check, options, said):
@@ -95,8 +99,8 @@ def test_a_topology_on_which_the_plan_cannot_run_is_refused_with_one_that_works(
 
 
 def test_a_topology_without_its_compiler_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(compiler, "tpu_compiler_is_installed", lambda: False)
-    with pytest.raises(CompileError, match=r'needs the TPU compiler, which is not installed: pip install "penstock\[tpu\]"'):
+    monkeypatch.setattr(compiler, "describe_missing_compiler", MISSING)
+    with pytest.raises(CompileError, match=r'check="v5e:2x4": the TPU compiler is missing: pip install it'):
         plan_of(mlp_step, mlp(), rows(), hardware="tpu-v5e", check="v5e:2x4")
 
 

@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tests.shard.eager import like
+from tests.shard.limits import AT_HAND
 from tests.shard.steps import array, mlp, mlp_loss, mlp_step, rows, sgd
 
 import penstock as ps
 
-planned = functools.partial(ps.plan, mesh={"x": 8}, hardware="a100", check=False)
+planned = functools.partial(ps.plan, mesh={"x": 8}, hardware=AT_HAND, check=False)
 TABLE = np.ones((256, 16, 16), np.float32)
 ON_DEVICE = jnp.asarray(TABLE, jnp.bfloat16)
 

@@ -252,7 +252,7 @@ def centred_step(weights, x):
 def test_bytes_that_the_compiler_adds_count_also_where_it_saves_latency(monkeypatch):
     args = [array(128, 128) for _ in range(8)], array(4096, 128)
     searched = plan_of(centred_step, *args, mesh={"data": 2}, check=False)
-    link, latency = AT_HAND.bandwidth(("data",)), AT_HAND.latency(("data",))
+    link, latency = AT_HAND.link_bandwidth, AT_HAND.link_latency
     # One all-reduce of two devices sends its size. It takes as long as all that is predicted: more bytes, less latency.
     size = int((searched.cost.communication - latency) * link)
     assert size > 1.2 * searched.cost.bytes_on_wire, "take a step whose collectives are slower for their latency"

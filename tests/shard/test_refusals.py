@@ -127,7 +127,7 @@ def test_a_line_of_a_package_comes_with_the_line_that_calls_it(monkeypatch):
 
 def test_arguments_of_a_tpu_have_the_bytes_of_their_tiles(monkeypatch):
     """Check a vector of 9 numbers, which a TPU stores as one tile."""
-    monkeypatch.setattr(compiler, "tpu_compiler_is_installed", lambda: True)
+    monkeypatch.setattr(compiler, "describe_missing_compiler", lambda topology: "")
 
     def step(w, x):
         return w - 0.1 * (x.T @ (x @ w)), jnp.float32(0)
@@ -145,7 +145,7 @@ def read_bytes(words):
 @pytest.mark.parametrize("hardware", ["tpu-v5e", AT_HAND], ids=["tpu", "cpu"])
 def test_the_activations_of_a_refusal_fit_into_the_memory_that_it_says_was_predicted(hardware, monkeypatch):
     """Check arrays larger than all that is predicted, as a TPU keeps temporary arrays in its vector memory."""
-    monkeypatch.setattr(compiler, "tpu_compiler_is_installed", lambda: True)
+    monkeypatch.setattr(compiler, "describe_missing_compiler", lambda topology: "")
     message = refusal(monkeypatch, train_layers(block), *UNROLLED, hardware=hardware)
     arguments, activations = largest(message)
     said = re.search(r"predicted to need ([\d.]+ \w+)(?:, and ([\d.]+ \w+) of the chip's vector memory)?", message)

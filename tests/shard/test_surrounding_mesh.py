@@ -10,11 +10,12 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 from tests.shard.assertions import assert_close, assert_laid_out
 from tests.shard.eager import like
+from tests.shard.limits import AT_HAND
 from tests.shard.steps import mlp, mlp_step, rows
 
 import penstock as ps
 
-planned = functools.partial(ps.plan, hardware="a100", check=False)
+planned = functools.partial(ps.plan, hardware=AT_HAND, check=False)
 
 
 def mesh_of(count, kind, name="data"):

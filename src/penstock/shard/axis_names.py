@@ -11,6 +11,7 @@ from typing import Any
 
 from penstock.shard.apply.sharding_constraints import ShardingConstraints, Spec
 from penstock.shard.mesh.hardware import Hardware
+from penstock.shard.mesh.resharding import MeshLinks
 from penstock.shard.record import LeafLayout, PlanRecord
 from penstock.shard.search.costs import Cost
 
@@ -27,13 +28,12 @@ def name_axes(plan: PlanRecord, kept: Collection[str], hardware: Hardware) -> Pl
       *fsdp* if any parameters are gathered along it.
     - A name that is taken gets a number: *model2*. An axis of size one keeps its name unless it is taken.
 
-    Axes with slower links come first, because `jax.devices()` lists the devices of a host one after the other. Axes with equal
-    links have the order of most dimensions with several axes: compilers find collectives over several axes more easily in the
-    order of the devices.
+    Axes that cross the network come first, because `jax.devices()` lists the devices of a host one after the other. Axes with
+    equal links have the order of most dimensions with several axes: compilers find collectives over several axes more easily in
+    the order of the devices.
 
     Args:
-      kept: axes that the user or the hardware names, which keep their names.
-      hardware: the speed of the links along each axis, by the present names of the axes.
+      kept: axes that the user names, which keep their names.
     """
     return rename_axes(_in_order(plan, hardware), _choose_names(plan, kept))
 
@@ -50,7 +50,8 @@ def _in_order(plan: PlanRecord, hardware: Hardware) -> PlanRecord:
     def others(order: tuple[str, ...]) -> int:
         return sum(count for entry, count in counts.items() if tuple(axis for axis in order if axis in entry) != entry)
 
-    speeds = {axis: (hardware.bandwidth([axis]), -hardware.latency([axis])) for axis in plan.mesh_shape}
+    links = MeshLinks.of(plan.mesh_shape, hardware)
+    speeds = {axis: links.speed("all-reduce", links.bits((axis,)))[0] for axis in plan.mesh_shape}
     by_speed = sorted(speeds.values())
     orders = [each for each in itertools.permutations(plan.mesh_shape) if [speeds[axis] for axis in each] == by_speed]
     best = min(orders, key=others)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import sys
 import threading
 import time
@@ -23,9 +22,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from penstock.errors import CompileError
-from penstock.shard.compiler import COMPILING, FAST_COMPILE, INSTALL, write_result
+from penstock.shard.compiler import COMPILING, FAST_COMPILE, write_result
 from penstock.shard.hlo.analysis import Measured, compile_error, measure
-from penstock.shard.mesh.shapes import concrete_mesh, describe_mesh
+from penstock.shard.hlo.topologies import Topology, describe_missing_compiler, find_topology, gpu_target
+from penstock.shard.mesh.shapes import concrete_mesh, describe_mesh, order_devices
 
 
 def main(folder: Path, topology: str, positions: list[int]) -> None:
@@ -33,7 +33,7 @@ def main(folder: Path, topology: str, positions: list[int]) -> None:
 
     Args:
       folder: the folder of the programs and the results.
-      topology: a TPU topology; "" compiles for virtual CPU devices.
+      topology: the name of a topology; "" compiles for virtual CPU devices.
       positions: numbers of the programs, in the order in which to compile them.
     """
     programs = {position: _read(folder / f"{position}.program") for position in positions}
@@ -45,7 +45,7 @@ def main(folder: Path, topology: str, positions: list[int]) -> None:
     for position, (header, serialised) in programs.items():
         result: Measured | CompileError
         try:
-            result = _compile_and_measure(header, serialised, topology)
+            result = _compile_and_measure(header, serialised, find_topology(topology) if topology else None)
         except Exception as error:  # any error is the result of this program, and is reported to the caller
             result = error if isinstance(error, CompileError) else compile_error(f"{type(error).__name__}: {error}")
         write_result(folder, position, result)
@@ -57,49 +57,56 @@ def _read(path: Path) -> tuple[dict[str, Any], bytes]:
     return json.loads(header), serialised
 
 
-def _compile_and_measure(header: Mapping[str, Any], serialised: bytes, topology: str) -> Measured:
+def _compile_and_measure(header: Mapping[str, Any], serialised: bytes, topology: Topology | None) -> Measured:
     """Compile one program and return the compiler's figures."""
-    wanted = "tpu" if topology else "cpu"
+    wanted = topology.platform if topology else "cpu"
     if header["platform"] != wanted:
         raise CompileError(
-            f"the program was exported for {header['platform']}, and is to be compiled for {topology or 'virtual CPU devices'}: "
+            f"the program was exported for {header['platform']}, and is to be compiled by {topology or 'the CPU compiler'}: "
             f'export it with platform="{wanted}"'
         )
     sizes: dict[str, int] = header["mesh"]
-    mesh = tpu_mesh(sizes, topology) if topology else concrete_mesh(sizes)
+    mesh = topology_mesh(sizes, topology) if topology else concrete_mesh(sizes)
     lowered = _lower(jax.export.deserialize(bytearray(serialised)), mesh, header["donated"])
     print(COMPILING, file=sys.stderr, flush=True)
     start = time.perf_counter()
-    compiled = lowered.compile(None if topology else dict(FAST_COMPILE))
+    compiled = lowered.compile(dict(_OPTIONS[wanted]))
     return measure(compiled, sizes, seconds_to_compile=time.perf_counter() - start)
 
 
-def tpu_mesh(sizes: Mapping[str, int], name: str) -> Mesh:
-    """Return a mesh of the devices of a TPU topology.
+_OPTIONS: dict[str, dict[str, Any]] = {"cpu": FAST_COMPILE, "tpu": {}, "gpu": {"xla_gpu_autotune_level": 0}}
+"""Options of the compilers. Without a GPU, there is nothing to tune on."""
+
+
+def topology_mesh(sizes: Mapping[str, int], topology: Topology) -> Mesh:
+    """Return a mesh of the devices of a topology, which need not be present.
 
     Raises:
-      CompileError: there is no such topology, no TPU compiler, or the topology has another number of devices than the mesh.
+      CompileError: its compiler is not installed or refuses it, or it has another number of devices than the mesh.
     """
-    from jax.experimental import mesh_utils, topologies
+    from jax.experimental import topologies
 
-    # JAX uses the two cores of a TPU v4 chip as one device ("megacore"). By default, the compiler treats them as two. Other
-    # chips do not need the setting, and most do not have it.
-    chips = {"chip_config_name": "megacore"} if re.match(r"(tpu )?v4\b", name, re.IGNORECASE) else {}
-    try:
-        topology = topologies.get_topology_desc(platform="tpu", topology_name=name, **chips)
-    except RuntimeError as error:
-        if "not installed" not in str(error):
-            raise compile_error(f'topology "{name}": {error}') from None
-        raise CompileError(f'topology "{name}" needs the TPU compiler, which is not here: {INSTALL}') from None
-    needed = math.prod(sizes.values())
-    if len(topology.devices) != needed:
+    if missing := describe_missing_compiler(topology):
+        raise CompileError(f'topology "{topology.name}": {missing}')
+    if topology.devices != math.prod(sizes.values()):
         raise CompileError(
-            f"topology {name} has {len(topology.devices)} devices, and the mesh {describe_mesh(sizes)} needs {needed}: "
-            f"name a topology of {needed} devices"
+            f"topology {topology.name} has {topology.devices} devices, and the mesh {describe_mesh(sizes)} needs "
+            f"{math.prod(sizes.values())}"
         )
-    # An axis may be a part of a physical axis, as with 8 × 2 devices of "v5e:4x4".
-    devices = mesh_utils.create_device_mesh(tuple(sizes.values()), list(topology.devices), allow_split_physical_axes=True)
-    return Mesh(devices, tuple(sizes))
+    if topology.platform == "gpu":
+        shape = f"{topology.domains}x1x{topology.devices // topology.domains}"  # slices × hosts × devices
+        options: dict[str, Any] = {"platform": "cuda", "target_config": gpu_target(topology.chip), "topology": shape}
+    else:
+        options = {"platform": "tpu", "topology_name": topology.slice_name}
+        # JAX uses the two cores of a TPU v4 chip as one device ("megacore"). By default, the compiler treats them as two. Other
+        # chips do not need the setting, and most do not have it.
+        options |= {"chip_config_name": "megacore"} if topology.chip == "v4" else {}
+        options |= {"num_slices": topology.domains} if topology.domains > 1 else {}
+    try:
+        devices = list(topologies.get_topology_desc(**options).devices)
+        return concrete_mesh(sizes, order_devices(sizes, devices))
+    except (RuntimeError, ValueError) as error:
+        raise compile_error(f'topology "{topology.name}": {error}') from None
 
 
 def _lower(exported: jax.export.Exported, mesh: Mesh, donated: list[int]) -> Any:

@@ -1,8 +1,9 @@
 """Choose the compiler that decides whether a plan fits its memory limit, and compile for devices that need not be present.
 
-A plan for TPUs is judged by the TPU compiler, for which no TPU has to be present; the CPU compiler needs up to several times the
-memory for the same plan. `compile_plan` compiles in this process for its devices. For virtual CPU devices or a TPU topology, it
-exports the program, which `measure_exported` compiles in `compile_worker` processes.
+A plan for TPUs is judged by the TPU compiler, and a plan for GPUs by the GPU compiler, for which no such device has to be
+present. The CPU compiler needs up to several times the memory for the same plan. `compile_plan` compiles in this process for its
+devices. For virtual CPU devices or a topology, it exports the program, which `measure_exported` compiles in `compile_worker`
+processes.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from penstock.shard.hlo.topologies import (
     OWN_HARDWARE,
     Topology,
     default_topology,
+    describe_missing_compiler,
     examples,
     find_topology,
     topologies_of,
-    tpu_compiler_is_installed,
 )
 from penstock.shard.jit import abstract_arguments, jit_flat
 from penstock.shard.mesh.explicit_axes import automatic_axes
@@ -49,8 +50,6 @@ _CPU_EXCESS = 7
 Measured on steps of the zoo (`penstock bench shard`) on 8 devices, with JAX 0.12 and libtpu 0.0.52: 1.2 to 1.7 times for the MLP
 and the two towers, 2.8 to 3 for the ViT and the mixture of experts, 4 to 4.5 for GPT-2 and Llama, 6.5 for the LSTM. Such small
 steps also keep arrays in the vector memory of the TPU, which the compiler does not count."""
-
-INSTALL = 'pip install "penstock[tpu]"'
 
 _TIMEOUT = 1800.0
 """Seconds after which a compiler in another process has failed. A TPU compiler takes seconds to a few minutes."""
@@ -101,7 +100,7 @@ def read_check(check: Any) -> Topology | None:
     if check is None or isinstance(check, bool):
         return None
     if not isinstance(check, str):
-        raise TypeError(f"check={check!r}: give True, False, None, or a TPU topology as text, such as 'v5e:2x4'")
+        raise TypeError(f"check={check!r}: give True, False, None, or a topology as text, such as 'v5e:2x4' or 'h100:8'")
     return find_topology(check)
 
 
@@ -124,19 +123,19 @@ def match_topology(topology: Topology, mesh_shape: dict[str, int], hardware: str
 
     Raises:
       ValueError: it has another number of devices than the mesh, or its chip is not the hardware.
-      CompileError: the TPU compiler is not installed.
+      CompileError: its compiler is not installed.
     """
-    check_topology(topology.name, mesh_shape)
+    check_topology(topology, mesh_shape)
     if hardware in DATASHEETS and hardware != topology.hardware:
-        same = default_topology(hardware.removeprefix("tpu-"), topology.devices)
+        same = default_topology(hardware, topology.devices)
         instead = f'check="{same.name}"' if same else "check=True"
         other = f'hardware="{topology.hardware}"' if topology.hardware else OWN_HARDWARE
         raise ValueError(
             f'check="{topology.name}" compiles for {topology.hardware or topology.chip}, and the plan is for hardware {hardware}'
             f": give {instead}, or {other}"
         )
-    if not tpu_compiler_is_installed():
-        raise CompileError(f'check="{topology.name}" needs the TPU compiler, which is not installed: {INSTALL}')
+    if missing := describe_missing_compiler(topology):
+        raise CompileError(f'check="{topology.name}": {missing}')
 
 
 def choose_compiler(
@@ -145,14 +144,14 @@ def choose_compiler(
     """Return the compiler that decides whether plans fit.
 
     It compiles for the topology if `check` is one, and else for the devices of this process if these are of the right kind. If
-    they are not, plans for TPUs are compiled for a topology of as many devices. Without the TPU compiler, they are compiled for
-    CPUs if `check` is True, and not at all if it is None.
+    they are not, plans for TPUs and GPUs are compiled for a topology of as many devices. Without its compiler, they are compiled
+    for CPUs if `check` is True, and not at all if it is None.
     """
 
-    def using(topology: str | None, remark: str = "") -> Compiler:
+    def using(topology: Topology | None, remark: str = "") -> Compiler:
         name = describe_compiler(count, devices, topology)
         here = _platform(devices) if has_devices(count, devices) else "cpu"
-        platform = "tpu" if topology is not None else here
+        platform = topology.platform if topology is not None else here
         if remark and platform == "cpu":
             remark += f"; the CPU compiler needs up to {_CPU_EXCESS} times the memory for the same plan"
         return Compiler(name, lambda plan: compile_plan(plan, traced, devices, topology), platform, remark)
@@ -160,21 +159,15 @@ def choose_compiler(
     if check is False:
         return Compiler("", None, _platform(devices), "check=False compiles nothing")
     if isinstance(check, str):
-        return using(find_topology(check).name)
+        return using(find_topology(check))
     wanted = "tpu" if hardware.startswith("tpu-") else "gpu" if hardware in DATASHEETS else None
     if wanted is None or (_platform(devices) == wanted and has_devices(count, devices)):
         return using(None)
-    if wanted == "gpu":
-        return using(None, "the GPU compiler is not here")
-    topology = default_topology(hardware.removeprefix("tpu-"), count)
-    missing = f"no topology of the TPU compiler has {count} devices"
-    if topology is not None:
-        if tpu_compiler_is_installed():
-            return using(topology.name)
-        missing = f"the TPU compiler is not installed ({INSTALL})"
-    if check:
-        return using(None, missing)
-    return Compiler("", None, "tpu", missing)
+    topology = default_topology(hardware, count)
+    missing = f"no topology of {hardware} has {count} devices" if topology is None else describe_missing_compiler(topology)
+    if not missing:
+        return using(topology)
+    return using(None, missing) if check else Compiler("", None, wanted, missing)
 
 
 def _platform(devices: Sequence[Any] | None) -> str:
@@ -194,29 +187,23 @@ def describe_excess_of_cpu(hardware: str, compiled_for: str) -> str:
 
 
 def compile_plan(
-    plan: PlanRecord, traced: TracedStep | None, devices: Sequence[Any] | None = None, topology: str | None = None
+    plan: PlanRecord, traced: TracedStep | None, devices: Sequence[Any] | None = None, topology: Topology | None = None
 ) -> Measured:
     """Return the compiler's figures for a plan. On a terminal it shows progress.
 
     Args:
       traced: the step; None if the plan was loaded.
       devices: the devices of the mesh, in order; None takes those that are present.
-      topology: a TPU topology, as "v5e:2x4". None compiles for the devices, or for virtual CPU devices in another process if
-        there are too few.
+      topology: the devices to compile for, which need not be present. None compiles for `devices`, or for virtual CPU devices in
+        another process if there are too few.
 
     Raises:
-      ValueError: the plan was loaded and is not bound to its step, there is no such topology, or it has another number of
-        devices.
-      TypeError: the topology is not a string.
-      CompileError: the step does not compile.
+      ValueError: the plan was loaded and is not bound to its step, or the topology has another number of devices.
+      CompileError: the step does not compile, or the compiler is not installed.
       CompilerFailedError: the compiler gave no answer: it is in use, crashed, was killed, or took too long.
     """
     if traced is None:
         raise ValueError("this plan was loaded from a file and has no step to compile; plan.bind(step, *args) first")
-    if topology is not None and not isinstance(topology, str):
-        raise TypeError(
-            f"topology={topology!r}: a topology is text, as 'v5e:2x4'; None compiles for the devices that are present"
-        )
     if topology is not None:
         check_topology(topology, plan.mesh_shape)
     where = describe_compiler(plan.device_count, devices, topology)
@@ -235,18 +222,18 @@ def compile_plan(
     return replace(measured, seconds_to_compile=seconds, compiled_for=where, constants=traced.constant_bytes)
 
 
-def check_topology(topology: str, mesh_shape: dict[str, int]) -> None:
-    """Check that a topology exists and has as many devices as a mesh.
+def check_topology(topology: Topology, mesh_shape: dict[str, int]) -> None:
+    """Check that a topology has as many devices as a mesh.
 
     Raises:
       ValueError: it does not; the message names topologies that do.
     """
-    found, needed = find_topology(topology), math.prod(mesh_shape.values())
-    if found.devices != needed:
-        same = default_topology(found.chip, needed)
+    needed = math.prod(mesh_shape.values())
+    if topology.devices != needed:
+        same = default_topology(topology.chip, needed)
         names = dict.fromkeys((*([same.name] if same else []), *topologies_of(needed)))
         raise ValueError(
-            f"topology {topology} has {found.devices} devices, and the mesh {describe_mesh(mesh_shape)} needs {needed}; "
+            f"topology {topology.name} has {topology.devices} devices, and the mesh {describe_mesh(mesh_shape)} needs {needed}; "
             f"topologies of {needed}: {', '.join(names) or 'none'}"
         )
 
@@ -264,10 +251,10 @@ def _may_abort(plan: PlanRecord, devices: Sequence[Any] | None) -> bool:
     return plan.left_to_compiler and _platform(devices) == "cpu"
 
 
-def describe_compiler(count: int, devices: Sequence[Any] | None, topology: str | None) -> str:
+def describe_compiler(count: int, devices: Sequence[Any] | None, topology: Topology | None) -> str:
     """Return the compiler that `compile_plan` uses, and its devices, in words."""
     if topology is not None:
-        return f"the TPU compiler for {topology}"
+        return str(topology)
     if not has_devices(count, devices):
         return f"the CPU compiler for {count} virtual devices"
     platform = devices[0].platform if devices else jax.default_backend()
@@ -283,13 +270,13 @@ def _compile_for_devices(plan: PlanRecord, traced: TracedStep, devices: Sequence
     return measure(compiled, plan.mesh_shape)
 
 
-def _compile_in_worker(plan: PlanRecord, traced: TracedStep, topology: str | None) -> Measured:
-    """Compile in another process, for virtual CPU devices or for TPUs."""
-    mesh, platform = abstract_mesh(plan.mesh_shape), "cpu" if topology is None else "tpu"
+def _compile_in_worker(plan: PlanRecord, traced: TracedStep, topology: Topology | None) -> Measured:
+    """Compile in another process, for virtual CPU devices or for a topology."""
+    mesh, platform = abstract_mesh(plan.mesh_shape), "cpu" if topology is None else topology.platform
     arguments = abstract_arguments(plan, traced, mesh)
     with automatic_axes(mesh):
         program = export_program(jit_flat(plan, traced, mesh), *arguments, mesh=plan.mesh_shape, platform=platform)
-    (result,) = measure_exported([program], topology=topology, timeout=_TIMEOUT)
+    (result,) = measure_exported([program], topology=None if topology is None else topology.name, timeout=_TIMEOUT)
     if isinstance(result, CompileError):
         raise result
     return result
@@ -341,14 +328,14 @@ def export_program(jitted: Any, *arguments: Any, mesh: Mapping[str, int], platfo
       arguments: trees of `jax.ShapeDtypeStruct`, with shardings on an `AbstractMesh` (or a `Mesh`) of `mesh`, whose axes have
         type `Auto`.
       mesh: sizes of the mesh axes, in order.
-      platform: "cpu", or "tpu" for a topology.
+      platform: "cpu", or "tpu" or "gpu" for a topology.
     """
     import jax.export
 
     traced = jitted.trace(*arguments)
     donated = [position for position, leaf in enumerate(jax.tree.leaves(traced.args_info)) if leaf.donated]
     header = {"mesh": dict(mesh), "donated": donated, "platform": platform}
-    exported = jax.export.export(jitted, platforms=[platform])(*arguments)
+    exported = jax.export.export(jitted, platforms=["cuda" if platform == "gpu" else platform])(*arguments)
     return json.dumps(header).encode() + b"\n" + bytes(exported.serialize())
 
 
@@ -357,12 +344,13 @@ def measure_exported(
 ) -> list[Measured | CompileError]:
     """Compile programs in another process, and return the compiler's figures for each.
 
-    That process has as many virtual CPU devices as the meshes need, or the TPU compiler. This process needs neither.
+    That process has as many virtual CPU devices as the meshes need, or the compiler for the topology. This process needs neither.
 
     Args:
       programs: results of `export_program`.
-      topology: a TPU topology, as `jax.experimental.topologies` names it: "v5e:2x4" has 8 chips. It needs
-        `pip install "penstock[tpu]"`, and no TPU. None compiles for virtual CPU devices.
+      topology: a topology, whose devices need not be present (`penstock.shard.hlo.topologies.find_topology`): "v5e:2x4" has 8
+        chips, and "h100:8" 8 GPUs. It needs `pip install "penstock[tpu]"` or `"penstock[gpu-compiler]"`. None compiles for
+        virtual CPU devices.
       timeout: the seconds after which a process is ended, and its programs have failed. None sets no limit.
 
     Returns:

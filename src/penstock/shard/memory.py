@@ -31,7 +31,7 @@ from penstock.shard.compiler import Compiler
 from penstock.shard.graph.roles import find_batch_dims
 from penstock.shard.hlo.analysis import Measured
 from penstock.shard.mesh.hardware import Hardware
-from penstock.shard.mesh.resharding import sent_times, union
+from penstock.shard.mesh.resharding import MeshLinks, sent_times, union
 from penstock.shard.mesh.shapes import describe_mesh
 from penstock.shard.record import LeafLayout, PlanRecord
 from penstock.shard.search.baselines import FSDP, MEGATRON, MEGATRON_FSDP, by_largest_dim, split_storage
@@ -426,11 +426,12 @@ def _leaf_at_start(leaf: LeafLayout, rows: set[str], gathered: bool) -> LeafLayo
 
 def with_cost_of(plan: PlanRecord, measured: Measured, hardware: Hardware) -> PlanRecord:
     """Return a plan with the cost of its compiled program, by the same model as a predicted one. Nothing is hidden."""
+    links = MeshLinks.of(plan.mesh_shape, hardware)
     totals: dict[tuple[str, tuple[str, ...]], list[float]] = {}  # count, bytes on wire and seconds
     for each in measured.collectives:
         sent = each.bytes_on_wire * each.count
-        times = sent_times(each.kind, hardware.reduce_scatters)
-        seconds = times * sent / hardware.bandwidth(each.axes) + hardware.latency(each.axes) * each.count
+        bandwidth, latency = links.speed(each.kind, links.bits(each.axes or links.names))
+        seconds = sent_times(each.kind, hardware.reduce_scatters) * sent / bandwidth + latency * each.count
         total = totals.get((each.kind, each.axes), [0.0, 0.0, 0.0])
         totals[each.kind, each.axes] = [total[0] + each.count, total[1] + sent, total[2] + seconds]
     collectives = [

@@ -11,7 +11,7 @@ import functools
 import gc
 import math
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -70,22 +70,23 @@ def plan(
         the name of an option below has to be given by position.
       mesh: a `jax.sharding.Mesh`, an `AbstractMesh`, or a dict of axis sizes, {"data": 2, "model": 4}. One to three axes.
         Explicit axes count as automatic ones, inside of `jax.set_mesh` too.
-      devices: a number of devices, or the devices. Without a mesh, the mesh shape is searched too: with up to three axes, those
-        that the hardware names (`Hardware.axis_bandwidth`) among them. The others are named after what they do in the plan: data
-        and fsdp shard the batch, model shards other dimensions of tensors. Axes that constraints name keep their names. Without
-        both, all devices are used.
+      devices: a number of devices, or the devices. Without a mesh, the mesh shape is searched too: with up to three axes. They
+        are named after what they do in the plan: data and fsdp shard the batch, model shards other dimensions of tensors. Axes
+        that constraints name keep their names. Without both, all devices are used.
       hardware: a name ("tpu-v5e", "h100") or a `Hardware`. None takes the hardware of JAX's default device.
       memory: the memory limit of one device, in bytes or as "16GiB". None takes the memory of the hardware.
       constraints: layouts that the plan has to use, {path pattern: PartitionSpec}: {"params/embed": P("model", None)}.
       roles: the roles of leaves, where the planner infers them wrongly, {path pattern: role}. A role is "parameters",
         "optimizer", "batch" or "other".
-      check: the compiler that decides whether plans fit. True takes the compiler of this process's devices, or of a TPU topology
-        if the plan is for TPUs that are not here. A string names the topology: "v5e:2x4". It also gives the hardware and the
-        number of devices if these are not given. Both compile the plan that is returned. If its program costs over 5 % more than
-        predicted, they compile up to eight others, and return the fastest. None compiles if the prediction is near the limit
-        or above. A plan for TPUs is not judged by the CPU's compiler: without the TPU's (`pip install "penstock[tpu]"`), None
-        returns it unchecked, with a warning. False compiles nothing; if no plan is predicted to fit, it returns the one of least
-        memory, with a warning. If a compiled plan does not fit, or needs less than predicted, the search is repeated.
+      check: the compiler that decides whether plans fit. True takes the compiler of this process's devices, or of a topology if
+        the plan is for TPUs or GPUs that are not here. A string names the topology: "v5e:2x4", "2xv5e:2x4" for two
+        slices, or "h100:4x8" for 4 hosts of 8 GPUs. It also gives the hardware and the number of devices if these are not
+        given. Both compile the plan that is returned. If its program costs over 5 % more than predicted, they compile up
+        to eight others, and return the fastest. None compiles if the prediction is near the limit or above. A plan for
+        TPUs or GPUs is not judged by the CPU's compiler: without theirs (`pip install "penstock[tpu]"`,
+        `pip install "penstock[gpu-compiler]"`), None returns it unchecked, with a warning. False compiles nothing; if no
+        plan is predicted to fit, it returns the one of least memory, with a warning. If a compiled plan does not fit, or
+        needs less than predicted, the search is repeated.
 
     Returns:
       A `Plan`.
@@ -141,7 +142,7 @@ def plan_traced(
         warnings.warn(lost, stacklevel=3)
     topology = read_check(check)
     if topology is not None:
-        hardware = hardware_of(topology) if hardware is None else hardware
+        hardware = topology.place(find_hardware(hardware_of(topology) if hardware is None else hardware))
         devices = topology.devices if mesh is None and devices is None else devices
     chosen = find_hardware(hardware) if hardware is not None else detect_hardware()
     limit = parse_bytes(memory) if memory is not None else chosen.memory
@@ -163,7 +164,7 @@ def plan_traced(
     constants = traced.constant_bytes
     remarks = tuple(filter(None, (describe_constants(traced), remark)))
     baselines = best_baselines(prepared, limit - constants)
-    kept = _named_axes(traced, mesh, constraints, chosen)
+    kept = None if mesh is not None or traced.meshes() else axes_in_constraints(constraints, traced.inputs)
 
     @without_collection()
     def search(within: float) -> MeshPlan:
@@ -204,22 +205,11 @@ def _mesh_shapes(
 ) -> tuple[list[dict[str, int]], list[Any] | None]:
     """Return the mesh shapes to search, and the devices if they were given."""
     axes, inner = axes_in_constraints(constraints, traced.inputs), traced.meshes()
-    machine = {axis: hardware.axis_size.get(axis) for axis in hardware.named_axes}
-    shapes, given = mesh_shapes.candidate_shapes(mesh, devices, axes, machine)
+    shapes, given = mesh_shapes.candidate_shapes(mesh, devices, axes, hardware.domain_of)
     shapes, given = mesh_shapes.match_step_meshes(shapes, given, inner, mesh is None)
     if mesh is None and not inner:
-        shapes = mesh_shapes.keep_with_axes(shapes, axes, machine)
-    mesh_shapes.check_machine_axes(shapes, machine)
+        shapes = mesh_shapes.keep_with_axes(shapes, axes)
     return shapes, given
-
-
-def _named_axes(
-    traced: TracedStep, mesh: Any, constraints: Mapping[str, Any] | None, hardware: Hardware
-) -> Collection[str] | None:
-    """Return the mesh axes that the user or the hardware names; None if these name all, with the mesh."""
-    if mesh is not None or traced.meshes():
-        return None
-    return {*axes_in_constraints(constraints, traced.inputs), *hardware.named_axes}
 
 
 def write_record(
@@ -524,7 +514,8 @@ class Plan(PlanRecord):
         """Compile the step with the plan, and compare the compiler's figures with the prediction.
 
         Args:
-          topology: a TPU topology, which need not be present: "v5e:2x4". It needs `pip install "penstock[tpu]"`. None compiles
+          topology: devices that need not be present: "v5e:2x4" is a slice of TPUs, "2xv5e:2x4" are two slices, and "h100:4x8" are
+            4 hosts of 8 GPUs. It needs `pip install "penstock[tpu]"` or `pip install "penstock[gpu-compiler]"`. None compiles
             for the devices that are present, or for virtual CPU devices in another process if there are too few.
           baselines: whether to compile the baselines (`alternatives`) too, one after the other.
 

@@ -85,16 +85,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--check",
         type=_check,
         metavar="yes|no|TOPOLOGY",
-        help="the compiler that decides whether the plan fits: yes compiles it always, no never, and a TPU topology, as v5e:2x4, "
-        "with the TPU compiler (default: if the memory is predicted near the limit or above)",
+        help="the compiler that decides whether the plan fits: yes compiles it always, no never, and a topology, as v5e:2x4 "
+        "or h100:4x8, with the compiler for these TPUs or GPUs (default: if the memory is predicted near the limit or above)",
     )
     parser.add_argument(
         "--verify",
         nargs="?",
         const="",
         metavar="TOPOLOGY",
-        help="compile the plan and print the compiler's figures beside the prediction: for a TPU topology that need not be "
-        "present, as v5e:2x4 (needs libtpu), or without one for the devices that are present, or for virtual CPU devices",
+        help="compile the plan and print the compiler's figures beside the prediction: for a topology that need not be "
+        "present, as v5e:2x4 or h100:4x8, or without one for the devices that are present, or for virtual CPU devices",
     )
     parser.add_argument("--baselines", action="store_true", help="with --verify: compile the baselines of the plan too")
     parser.add_argument("--take", metavar="BASELINE", help="take this baseline of the plan instead: FSDP, for example")
@@ -230,7 +230,7 @@ def _count(text: str) -> int:
 
 
 def _check(text: str) -> bool | str:
-    """Parse yes, no, or a TPU topology."""
+    """Parse yes, no, or a topology."""
     if text in ("yes", "no"):
         return text == "yes"
     return _parse_or_refuse(lambda name: find_topology(name).name, text)

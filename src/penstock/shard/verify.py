@@ -10,6 +10,7 @@ from penstock._bytes import format_bytes
 from penstock.errors import CompileError
 from penstock.shard.compiler import compile_plan
 from penstock.shard.hlo.analysis import Measured
+from penstock.shard.hlo.topologies import find_topology
 from penstock.shard.record import PlanRecord
 from penstock.shard.search.costs import Cost
 from penstock.shard.trace.step import TracedStep
@@ -96,15 +97,23 @@ def verify(
     """Compile a plan, and return the compiler's figures beside the prediction.
 
     Args:
-      plan, traced, devices, topology: as in `compile_plan`.
+      plan, traced, devices: as in `compile_plan`.
+      topology: the name of a topology; None compiles for the devices, or for virtual CPU devices.
       baselines: the baselines to compile too.
 
     Raises:
-      ValueError, TypeError, CompileError: as in `compile_plan`.
+      TypeError: the topology is not a string.
+      ValueError: there is no such topology, or as in `compile_plan`.
+      CompileError: as in `compile_plan`.
     """
+    if topology is not None and not isinstance(topology, str):
+        raise TypeError(
+            f"topology={topology!r}: a topology is text, as 'v5e:2x4'; None compiles for the devices that are present"
+        )
+    found = None if topology is None else find_topology(topology)
 
     def compiled(record: PlanRecord) -> Verified:
-        return Verified(record.cost, compile_plan(record, traced, devices, topology), record.limit)
+        return Verified(record.cost, compile_plan(record, traced, devices, found), record.limit)
 
     def attempted(record: PlanRecord) -> Verified | CompileError:
         try:

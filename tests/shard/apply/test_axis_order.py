@@ -12,7 +12,7 @@ from penstock.shard.mesh.resharding import MeshLinks
 
 A, B, C = 1, 2, 4
 CHEAP_LINKS = Hardware("made up", {"float32": 1e9}, 1 << 30, 1e9, 1e12, 1e-9, "")
-MESH = MeshLinks(("a", "b", "c"), (2, 2, 2), (5e10,) * 3, (1e-6,) * 3)
+MESH = MeshLinks(("a", "b", "c"), (2, 2, 2), 5e10, 1e-6)
 
 
 def orders_of(layouts, *edges, fixed=None):

@@ -14,7 +14,7 @@ from penstock.shard.mesh.resharding import MeshLinks
 from penstock.shard.mesh.shapes import concrete_mesh
 
 AXES = {"a": 2, "b": 2, "c": 2}
-LINKS = MeshLinks(tuple(AXES), tuple(AXES.values()), (1e10,) * 3, (1e-6,) * 3)
+LINKS = MeshLinks(tuple(AXES), tuple(AXES.values()), 1e10, 1e-6)
 subsets = st.integers(1, 7)
 
 

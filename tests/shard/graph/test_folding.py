@@ -66,7 +66,7 @@ def test_an_empty_graph_folds():
 def test_an_axis_that_stays_is_major_over_one_that_is_gathered():
     """A weight is stored over both axes and used over one. That one must be major, else a gather over the other moves all."""
     made = graph(lambda w, x: x @ w, jax.ShapeDtypeStruct((16, 16), jnp.float32), jax.ShapeDtypeStruct((8, 16), jnp.float32))
-    links = MeshLinks(("a", "b"), (2, 4), (1.0, 1.0), (0.0, 0.0))
+    links = MeshLinks(("a", "b"), (2, 4), 1.0, 0.0)
     (use,) = (edge for edge in made.edges if edge.kind == "use" and made.nodes[edge.a].sizes == (16, 16))
     for stays in (0b01, 0b10):
         assignment = [(0,) * len(node.sizes) for node in made.nodes]

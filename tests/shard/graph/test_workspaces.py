@@ -6,6 +6,7 @@ import pytest
 from jax import lax
 
 from penstock.shard.graph.live_ranges import find_layout_copies, find_workspaces
+from penstock.shard.mesh.compiler_models import CPU
 from penstock.shard.trace.step import trace
 
 ROWS, GROUPS, WIDTH = 256, 4, 32
@@ -14,7 +15,7 @@ ROWS, GROUPS, WIDTH = 256, 4, 32
 def workspaces(step, *args):
     """Return the bytes of the workspaces of a step, from the smallest, and the primitives of their operations."""
     program = trace(step, args).program
-    found = find_workspaces(program)
+    found = find_workspaces(program, CPU.writes_dense)
     return sorted(each.bytes for each in found), {program.ops[each.end].primitive for each in found}
 
 

@@ -41,7 +41,7 @@ def test_a_compiler_that_does_not_report_memory_is_an_error(monkeypatch):
 
 
 def test_seconds_are_flops_at_the_peak_and_bytes_over_the_links():
-    machine = Hardware("m", {"float32": 100.0, "bfloat16": 200.0}, 1, 1.0, 10.0, 0.0, "", axis_bandwidth={"nodes": 1.0})
+    machine = Hardware("m", {"float32": 100.0, "bfloat16": 200.0}, 1, 1.0, 10.0, 0.0, "", domain=4, network_bandwidth=1.0)
     found = Measured(
         arguments=7,
         outputs=5,
@@ -50,13 +50,14 @@ def test_seconds_are_flops_at_the_peak_and_bytes_over_the_links():
         flops=400.0,
         collectives=(
             Collective("all-gather", 80, 4, 2.0, ("model",)),  # 60 bytes, twice, at 10/s
-            Collective("all-reduce", 8, 2, 1.0, ("nodes", "model"), guessed=True),  # 8 bytes at 1/s
+            Collective("all-reduce", 8, 2, 1.0, ("nodes",), guessed=True),  # 8 bytes at 1/s
         ),
         seconds_to_compile=1.5,
         unknown=("how long it takes",),
     )
     assert found.memory == 11
     assert found.bytes_on_wire == 128
-    assert found.seconds(machine, "float32") == 4 + 12 + 8
-    assert found.seconds(machine, "bfloat16") == 2 + 12 + 8
+    mesh = {"nodes": 2, "model": 4}
+    assert found.seconds(machine, "float32", mesh) == 4 + 12 + 8
+    assert found.seconds(machine, "bfloat16", mesh) == 2 + 12 + 8
     assert Measured.from_json(found.to_json()) == found

@@ -4,7 +4,7 @@ import pytest
 from tests.shard.hlo.hlo_text import MESH, only, program
 
 from penstock.shard.hlo.collectives import Collective, find_collectives
-from penstock.shard.hlo.flops import count_flops
+from penstock.shard.hlo.flops import count_flops, describe_unknown_costs
 
 
 @pytest.mark.parametrize(
@@ -240,6 +240,34 @@ def test_a_combined_collective_counts_beside_an_asynchronous_one_of_the_same_cha
         *find_collectives(TPU_ASYNC, MESH),
         Collective("all-reduce", 4 * 32 * 128, 4, 1.0, ("model",)),
     ]
+
+
+GPU_FUSED = """
+HloModule jit_step, is_scheduled=true, num_partitions=8
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}
+
+%fused_all-reduce.clone (param_0: f32[128,10]) -> f32[128,10] {
+  %param_0 = f32[128,10]{1,0} parameter(0)
+  ROOT %all-reduce.1 = f32[128,10]{1,0} all-reduce(%param_0), channel_id=2, replica_groups=[2,4]<=[8], use_global_device_ids=true, to_apply=%add
+}
+
+ENTRY %main (x: f32[128,10]) -> f32[128,10] {
+  %x = f32[128,10]{1,0} parameter(0)
+  %fusion-start = ((f32[128,10]{1,0}), f32[128,10]{1,0}) fusion-start(%x), kind=kCustom, calls=%fused_all-reduce.clone, backend_config={"fusion_backend_config":{"kind":"__triton_collective"}}
+  ROOT %fusion-done = f32[128,10]{1,0} fusion-done(%fusion-start)
+}
+"""  # noqa: E501
+
+
+def test_a_collective_that_the_gpu_compiler_runs_as_a_kernel_of_its_own_counts_once():
+    assert only(GPU_FUSED) == Collective("all-reduce", 4 * 128 * 10, 4, 1.0, ("model",))
+    assert count_flops(GPU_FUSED) == 128 * 10
+    assert not describe_unknown_costs(GPU_FUSED)
 
 
 def test_a_reduce_scatter_of_the_tpu_compiler():

@@ -1,5 +1,6 @@
 """The collectives of a reshard: their order, their bytes, and their price."""
 
+import dataclasses
 import math
 
 import pytest
@@ -11,7 +12,7 @@ from penstock.shard.mesh.resharding import MeshLinks, union
 
 def links_of(*sizes, latency=0.0):
     names = ("a", "b", "c")[: len(sizes)]
-    return MeshLinks(names, sizes, tuple(10.0 ** (axis + 1) for axis in range(len(sizes))), (latency,) * len(sizes))
+    return MeshLinks(names, sizes, 100.0, latency)
 
 
 def layouts(links, rank):
@@ -124,14 +125,43 @@ def test_each_collective_by_hand(source, target, partial, kind, bytes_on_wire):
     assert (step.kind, step.bytes_on_wire, step.after) == (kind, bytes_on_wire, target)
 
 
-def test_a_collective_takes_its_slowest_link_and_longest_latency():
-    links = MeshLinks(("a", "b"), (2, 4), (100.0, 10.0), (1.0, 2.0))
-    (step,) = links.reshard_steps((0b11,), (0,), 0, 800)
-    assert links.seconds(step) == 800 * 7 / 8 / 10 + 2
+# Two hosts of four devices each, on meshes whose axes are within the hosts, across them, or both.
+HOSTS = {"bandwidth": 100.0, "latency": 1.0, "domain": 4, "network_bandwidth": 10.0, "network_latency": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "axes", "speeds"),
+    [
+        ((2, 4), 0b10, (100, 100, 100, 1)),  # within a host
+        ((2, 4), 0b01, (10, 10, 10, 2)),  # from host to host, over one network card
+        ((2, 4), 0b11, (40, 17.5, 10, 2)),  # all devices: four rings, or 4/7 of the bytes on the card of each device
+        ((8,), 0b1, (40, 17.5, 10, 2)),
+        ((4, 2), 0b01, (20, 15, 10, 2)),  # two devices of each host: two rings, or 2/3 of the bytes
+        ((2, 2, 2), 0b101, (20, 15, 10, 2)),
+    ],
+)
+def test_collectives_have_the_speed_of_the_links_that_they_cross(sizes, axes, speeds):
+    links = MeshLinks(("a", "b", "c")[: len(sizes)], sizes, **HOSTS)
+    kinds = ("all-gather", "all-to-all", "collective-permute")
+    assert [links.speed(kind, axes)[0] for kind in kinds] == pytest.approx(speeds[:3])
+    assert {links.speed(kind, axes)[1] for kind in kinds} == {speeds[3]}
+
+
+def test_a_ring_over_many_devices_of_a_host_is_no_faster_than_their_links():
+    links = MeshLinks(("a",), (64,), 100.0, 1.0, domain=32, network_bandwidth=10.0)
+    assert links.speed("all-reduce", 1)[0] == 100
+
+
+@given(reshards(), st.integers(1, 30))
+def test_no_collective_is_faster_over_a_network(reshard, domain):
+    links, source, target, partial = reshard
+    apart = dataclasses.replace(links, domain=domain, network_bandwidth=10.0, network_latency=3.0)
+    for step in links.reshard_steps(source, target, partial, 1 << 10):
+        assert apart.seconds(step) >= links.seconds(step)
 
 
 def test_a_reduce_scatter_takes_the_time_of_an_all_reduce_where_there_is_none():
-    links = MeshLinks(("a",), (4,), (100.0,), (1.0,), reduce_scatters=False)
+    links = MeshLinks(("a",), (4,), 100.0, 1.0, reduce_scatters=False)
     (scatter,) = links.reshard_steps((0,), (1,), 1, 800)
     (reduce,) = links.reshard_steps((0,), (0,), 1, 800)
     assert (scatter.kind, reduce.kind) == ("reduce-scatter", "all-reduce")

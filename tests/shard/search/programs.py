@@ -213,8 +213,9 @@ def random_problem(seed: int, mesh: dict[str, int], nodes: int = 4) -> CostModel
         np.zeros(nodes, int),
         nodes,
     )
-    bandwidth, latency = 10 ** rng.uniform(9.5, 11.5, len(mesh)), rng.choice([0, 1e-5], len(mesh))
-    links = MeshLinks(tuple(mesh), tuple(mesh.values()), tuple(bandwidth), tuple(latency))
+    near, far = sorted(10 ** rng.uniform(9.5, 11.5, 2), reverse=True)
+    latency, domain = rng.choice([0, 1e-5]), int(rng.choice([0, list(mesh.values())[-1]]))
+    links = MeshLinks(tuple(mesh), tuple(mesh.values()), near, latency, domain, far, 2 * latency)
     return CostModel(graph, fold_layers(graph), links, SLOW_LINKS, live, stored, CPU)
 
 
@@ -227,7 +228,7 @@ def two_alike(seed: int, mesh: dict[str, int]) -> CostModel:
     graph = Graph(nodes, edges, {}, {}, {}, ())
     at, none = np.arange(2), np.full(2, -1)
     live = LiveRanges(at, at, np.full(2, float(size)), at, np.ones(2, int), none, np.zeros(2, int), 2)
-    links = MeshLinks(tuple(mesh), tuple(mesh.values()), (1e10,) * len(mesh), (1e-6,) * len(mesh))
+    links = MeshLinks(tuple(mesh), tuple(mesh.values()), 1e10, 1e-6)
     return CostModel(graph, fold_layers(graph), links, SLOW_LINKS, live, (), CPU)
 
 

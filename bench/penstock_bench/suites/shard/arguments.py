@@ -42,8 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--topology",
         action="append",
         metavar="NAME",
-        help=f"the compiler that judges: a TPU topology, such as v5e:2x4, which needs no TPU, or {CPU} (default); may "
-        "be given several times",
+        help=f"the compiler that judges: a topology, such as v5e:2x4 or h100:8, which needs no TPU or GPU, or {CPU} (default); "
+        "may be given several times",
     )
     parser.add_argument(
         "--mesh",
@@ -108,8 +108,9 @@ def _choose_real(args: argparse.Namespace) -> tuple[Workload, ...]:
     if refused := [option for option, value in given.items() if value]:
         raise ValueError(f"{refused[0]}: each case of --suite {_REAL} has its own topology, and none is trained: leave it out")
     _check_steps(args, (*real.REAL, real_workload.SMALL_CASE))
-    _check_tpu_compiler(f"--suite {_REAL}")
     cases = tuple(dict.fromkeys(args.only or (_QUICK[_REAL] if args.quick else real.REAL)))
+    for case in cases:
+        _check_compiler(f"--suite {_REAL}", real.load(case).topology)
     timed = () if args.only or args.quick else (real_workload.planning_workload(),)
     return (real_workload.real_workload(cases), *timed)
 
@@ -133,16 +134,16 @@ def _compilers(args: argparse.Namespace) -> list[Compiler]:
         compiler = Compiler.of_label(find_topology(name).name)
         if hardware not in (None, compiler.hardware):
             raise ValueError(f"--hardware {hardware}: --topology {name} is of {compiler.hardware}; leave --hardware out")
-        _check_tpu_compiler(f"--topology {name}")
+        _check_compiler(f"--topology {name}", name)
         found.append(compiler)
     return found
 
 
-def _check_tpu_compiler(option: str) -> None:
-    from penstock.shard.hlo.topologies import tpu_compiler_is_installed
+def _check_compiler(option: str, topology: str) -> None:
+    from penstock.shard.hlo.topologies import describe_missing_compiler, find_topology
 
-    if not tpu_compiler_is_installed():
-        raise ValueError(f'{option} needs the TPU compiler, which is not installed: pip install "penstock[tpu]"')
+    if missing := describe_missing_compiler(find_topology(topology)):
+        raise ValueError(f"{option}: {missing}")
 
 
 def _meshes(args: argparse.Namespace, compiler: Compiler) -> tuple[str, ...]:

@@ -23,10 +23,11 @@ from penstock.shard.apply.sharding_constraints import ShardingConstraints, inser
 from penstock.shard.compiler import export_program, measure_exported, read_result, write_result
 from penstock.shard.hlo import analysis, collectives, flops, parse
 from penstock.shard.hlo.analysis import Measured
+from penstock.shard.hlo.topologies import find_topology
 from penstock_bench.suites.shard.zoo.model import PyTree
 
 _READERS = (analysis, collectives, flops, parse)
-_COMPILERS = ("jax", "jaxlib", "libtpu")
+_COMPILERS = ("jax", "jaxlib", "libtpu", "jax-cuda12-pjrt")
 
 
 class FlatStep(NamedTuple):
@@ -89,14 +90,14 @@ def compile_elsewhere(steps: Sequence[FlatStep], topology: str | None, kept: Pat
     """Compile steps in another process, and return the compiler's figures of each, or its error.
 
     Args:
-      topology: a TPU topology; None compiles for virtual CPU devices.
+      topology: the name of a topology; None compiles for virtual CPU devices.
       kept: a folder for the figures. A step whose figures are in it is not compiled again, unless the program, a version of the
         compiler or the reader of its programs has changed. The compiler's refusals are kept too.
     """
     paths = [None if kept is None else kept / f"{_digest(step, topology)}.json" for step in steps]
     found = {index: read_result(path) for index, path in enumerate(paths) if path is not None and path.exists()}
     missing = [index for index in range(len(steps)) if index not in found]
-    platform = "cpu" if topology is None else "tpu"
+    platform = _platform(topology)
     programs = [
         export_program(steps[index].jitted, *steps[index].arguments, mesh=steps[index].mesh, platform=platform)
         for index in missing
@@ -111,11 +112,15 @@ def compile_elsewhere(steps: Sequence[FlatStep], topology: str | None, kept: Pat
 
 def _digest(step: FlatStep, topology: str | None) -> str:
     """Return a hash of all that decides the figures: the program, its compiler, and the code that reads what this makes."""
-    lowered = step.jitted.trace(*step.arguments).lower(lowering_platforms=("tpu" if topology else "cpu",))
+    lowered = step.jitted.trace(*step.arguments).lower(lowering_platforms=(_platform(topology).replace("gpu", "cuda"),))
     versions = [_version(package) for package in _COMPILERS]
     # The text has no lines of source code, unlike the bytes of an exported program.
     parts = [lowered.as_text(), str(step.mesh), str(topology), *versions, *map(inspect.getsource, _READERS)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def _platform(topology: str | None) -> str:
+    return "cpu" if topology is None else find_topology(topology).platform
 
 
 def _version(package: str) -> str:

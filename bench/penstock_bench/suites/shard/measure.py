@@ -109,7 +109,7 @@ def score_layouts(
             scores[layout.name] = BaselineScore(layout.name, None, f"does not fit the shapes: {reason(error)}")
     results = compile_elsewhere(list(flat.values()), asked.compiler.topology, kept_in(folder))
     for name, result in zip(flat, results, strict=True):
-        scores[name] = _attempt(name, asked, partial(_given, result))
+        scores[name] = _attempt(name, asked, partial(_given, result), axes)
     return [scores[layout.name] for layout in layouts]
 
 
@@ -124,10 +124,10 @@ def _given(result: Measured | CompileError) -> Measured:
     return result
 
 
-def _attempt(name: str, asked: Asked, measured: Callable[[], Measured]) -> BaselineScore:
-    """Score a layout, or say why it has no score."""
+def _attempt(name: str, asked: Asked, measured: Callable[[], Measured], mesh: dict[str, int]) -> BaselineScore:
+    """Score a layout on a mesh, or say why it has no score."""
     try:
-        return BaselineScore(name, asked.score(measured()))
+        return BaselineScore(name, asked.score(measured(), mesh))
     except Exception as error:
         return BaselineScore(name, None, f"does not compile: {reason(error)}")
 
@@ -148,7 +148,7 @@ def measure_case(task: Task, folder: Path) -> Found:
     asked = asked_of_case(case, task.compiler)
     score, _ = plan_within(asked, "loose", find_hardware(task.compiler.hardware).memory)
     tried = [
-        _attempt(layout.name, asked, partial(real.measure_layout, case, layout, case.topology, kept_in(folder)))
+        _attempt(layout.name, asked, partial(real.measure_layout, case, layout, case.topology, kept_in(folder)), layout.mesh)
         for layout in case.layouts
     ]
     return Found(tried, [score], [])  # the planner's own baselines would take as long as the layouts by hand

@@ -14,6 +14,7 @@ from typing import Any
 from penstock.errors import CompileError, PlanError
 from penstock.shard import Hardware, Plan
 from penstock.shard.hlo.analysis import Measured
+from penstock.shard.hlo.topologies import find_topology
 from penstock.shard.mesh.compiler_models import COMPILER_MODELS
 from penstock.shard.mesh.hardware import find_hardware
 from penstock.shard.mesh.shapes import describe_mesh
@@ -52,9 +53,9 @@ class Asked:
         hardware = hardware_of(self.compiler)
         return plan(self.step, self.state, self.batch, **self.where, hardware=hardware, memory=memory, check=check)
 
-    def score(self, measured: Measured) -> Score:
-        """Return the compiler's figures as a score."""
-        return score_of(measured, self.compiler.hardware, self.dtype)
+    def score(self, measured: Measured, mesh: Mapping[str, int]) -> Score:
+        """Return the compiler's figures on a mesh as a score."""
+        return score_of(measured, hardware_of(self.compiler), self.dtype, mesh)
 
 
 def hardware_of(compiler: Compiler) -> Hardware:
@@ -64,7 +65,9 @@ def hardware_of(compiler: Compiler) -> Hardware:
     programs the CPU's compiler makes, is another hardware, with a name of its own.
     """
     found = find_hardware(compiler.hardware)
-    return found if compiler.topology else replace(found, name=f"{found.name}, compiled for CPU", platform="cpu")
+    if compiler.topology:
+        return find_topology(compiler.topology).place(found)
+    return replace(found, name=f"{found.name}, compiled for CPU", platform="cpu")
 
 
 def search_seconds(asked: Asked, memory: int) -> float:
@@ -91,7 +94,7 @@ def plan_within(asked: Asked, limit: str, memory: int | None) -> tuple[PlanScore
     try:
         score = replace(score, planning=search_seconds(asked, memory))
         made, score = _checked(asked, memory, score)
-        return replace(score, score=asked.score(_measured(made, asked.compiler))), made
+        return replace(score, score=asked.score(_measured(made, asked.compiler), made.mesh_shape)), made
     except PlanError as error:
         return replace(score, reason=reason(error, 1000), refused=True), None
     except Exception as error:
@@ -128,7 +131,8 @@ def own_baselines(asked: Asked, made: Plan) -> list[OwnBaseline]:
     found = []
     for name, baseline in made.alternatives.items():
         with contextlib.suppress(CompileError):
-            found.append(OwnBaseline(name, _prediction(baseline), asked.score(baseline.verify(asked.compiler.topology).measured)))
+            measured = baseline.verify(asked.compiler.topology).measured
+            found.append(OwnBaseline(name, _prediction(baseline), asked.score(measured, baseline.mesh_shape)))
     return found
 
 
@@ -149,14 +153,14 @@ def without_baselines(asked: Asked, mesh: dict[str, int], memory: int) -> float:
     return alone.seconds / both.seconds if both.seconds else 1.0
 
 
-def score_of(measured: Measured, on: str, dtype: str) -> Score:
-    """Return the compiler's measurements as the score of a plan, on this hardware."""
+def score_of(measured: Measured, on: Hardware, dtype: str, mesh: Mapping[str, int]) -> Score:
+    """Return the compiler's measurements as the score of a plan, on a mesh of this hardware."""
     counts: Counter[str] = Counter()
     for each in measured.collectives:
         guessed = " (guessed)" if each.guessed else ""
         counts[f"{each.kind} over {', '.join(each.axes) or 'a part of an axis'}{guessed}"] += round(each.count)
     return Score(
-        seconds=measured.seconds(on, dtype),
+        seconds=measured.seconds(on, dtype, mesh),
         memory=measured.memory,
         arguments=measured.arguments,
         bytes_on_wire=measured.bytes_on_wire,

@@ -19,7 +19,7 @@ class Compiler:
     """The compiler whose programs are scored, and the hardware whose speed and memory count.
 
     Attributes:
-      name: "cpu", or the topology of the TPU compiler: "v5e:2x4".
+      name: "cpu", or a topology: "v5e:2x4", "h100:8".
       hardware: a name that `penstock.shard.mesh.hardware` knows. Its peaks and links turn FLOPs and bytes into seconds, and its
         memory is the loose limit.
     """
@@ -57,7 +57,7 @@ class Compiler:
 
     @property
     def topology(self) -> str | None:
-        """Return the TPU topology; None for the CPU's compiler."""
+        """Return the topology; None for the CPU's compiler."""
         return None if self.name == CPU else self.name
 
     @property
@@ -78,7 +78,9 @@ class Compiler:
         return tuple("x".join(map(str, each)) for each in sizes if each[-1] > 1)
 
     def __str__(self) -> str:
-        return f"the TPU compiler for {self.name}" if self.topology else "the CPU compiler"
+        from penstock.shard.hlo.topologies import find_topology
+
+        return str(find_topology(self.topology)) if self.topology else "the CPU compiler"
 
 
 @dataclass(frozen=True)

@@ -28,5 +28,5 @@ def test_a_topology_decides_the_hardware():
 
 
 def test_a_topology_that_there_is_not_has_no_compiler():
-    with pytest.raises(ValueError, match="there is no TPU topology 'v5e:3x3'"):
+    with pytest.raises(ValueError, match="there is no topology 'v5e:3x3'"):
         Compiler.of_label("v5e:3x3")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -43,11 +43,13 @@ class Workspace:
     product: int = -1
 
 
-def find_workspaces(program: FlatProgram) -> list[Workspace]:
-    """Find the dense arrays with which a compiler carries out single operations."""
+def find_workspaces(program: FlatProgram, primitives: Collection[str]) -> list[Workspace]:
+    """Find the dense arrays with which a compiler carries out operations of some primitives (`CompilerModel.writes_dense`)."""
     found: list[Workspace] = []
     masked: dict[int, tuple[float, int, int]] = {}
     for time, op in enumerate(program.ops):
+        if op.primitive not in primitives:
+            continue
         if op.primitive == "ragged_dot_general":
             groups, operands = _ragged_operands(program, op)
             for value in operands:
@@ -57,7 +59,7 @@ def find_workspaces(program: FlatProgram) -> list[Workspace]:
             if len(operands) == 1:
                 # Groups and columns become one dimension, over which one product sums.
                 found.append(Workspace(operands[0], groups * program.values[operands[0]].bytes, time, time))
-        elif op.primitive == "select_and_scatter_add":
+        else:
             found += _maxima(program, op, time)
     return found + [Workspace(value, *each) for value, each in masked.items()]
 
@@ -182,9 +184,8 @@ def find_live_ranges(program: FlatProgram, graph: Graph, fusion: Fusion) -> Live
             # A gathered copy is as it was sent: rounded, if only rounding products read it.
             size = array.bytes / 2 if fusion.rounds(array, need) else edge.bytes
             rows.append((edge.value, edge.b, size, min(need.first, need.end), need.end, index, 0))
-    if fusion.compiler.writes_dense:
-        for work in find_workspaces(program):
-            rows.append((work.value, graph.group[work.value], work.bytes, work.start, work.end, -1, 0))
+    for work in find_workspaces(program, fusion.compiler.writes_dense):
+        rows.append((work.value, graph.group[work.value], work.bytes, work.start, work.end, -1, 0))
     first_read = _find_first_reads(program)
     sums = _find_sums(program, graph, first_read, fusion.compiler.combines)
     if fusion.compiler.copies_layouts:

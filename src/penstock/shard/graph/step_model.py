@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from penstock.shard.graph.axis_groups import AxisGroups, find_axis_groups
@@ -13,7 +13,7 @@ from penstock.shard.graph.decisions import FoldedGraph, Graph, build_graph, fold
 from penstock.shard.graph.fusion import fuse, hbm_traffic
 from penstock.shard.graph.live_ranges import LiveRanges, find_live_ranges
 from penstock.shard.mesh.compiler_models import CompilerModel
-from penstock.shard.trace.flat_program import CONTRACTIONS, FlatProgram
+from penstock.shard.trace.flat_program import CONTRACTIONS, FlatProgram, Op
 from penstock.shard.trace.step import TracedStep
 
 
@@ -68,10 +68,19 @@ def build_step_model(
       compiler: the compiler that decides whether the step fits.
       runs_by: the compiler of the device, whose fusions decide the time of the step; None: the same.
     """
-    ops = [replace(op, rule=op.rule.on(compiler.name)) if op.rule.gathered else op for op in traced.program.ops]
+    dense = (runs_by or compiler).writes_dense
+    ops = [_adapted(op, traced.program, compiler, dense) for op in traced.program.ops]
     program = replace(traced.program, ops=ops)
     groups = find_axis_groups(program)
     fusion = fuse(program, frozenset(traced.state), compiler)
     fusion_in_time = fusion if runs_by in (None, compiler) else fuse(program, frozenset(traced.state), runs_by)
     graph = build_graph(program, groups, traced.state, fixed, hbm_traffic(program, fusion_in_time), compiler)
     return StepModel(program, groups, graph, fold_layers(graph), find_live_ranges(program, graph, fusion), compiler)
+
+
+def _adapted(op: Op, program: FlatProgram, compiler: CompilerModel, dense: Collection[str]) -> Op:
+    """Return an operation as a compiler runs it: with its rule there, and a ragged product for all groups if it is dense."""
+    if op.rule.gathered:
+        op = replace(op, rule=op.rule.on(compiler.name))
+    sizes = op.operands[2] if op.primitive == "ragged_dot_general" and op.primitive in dense else None
+    return op if sizes is None else replace(op, flops=op.flops * program.values[sizes].shape[-1])

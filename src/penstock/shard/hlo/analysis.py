@@ -13,6 +13,7 @@ from penstock.errors import CompileError, CompilerFailedError, CompilerMemoryErr
 from penstock.shard.hlo.collectives import Collective, find_collectives
 from penstock.shard.hlo.flops import count_flops, describe_unknown_costs
 from penstock.shard.mesh.hardware import Hardware, find_hardware
+from penstock.shard.mesh.resharding import MeshLinks
 from penstock.shard.wording import about_collectives
 
 
@@ -64,7 +65,7 @@ class Measured:
         """Return the bytes that one device sends in a run."""
         return sum(collective.bytes_on_wire * collective.count for collective in self.collectives)
 
-    def seconds(self, on: str | Hardware, dtype: Any) -> float:
+    def seconds(self, on: str | Hardware, dtype: Any, mesh: Mapping[str, int]) -> float:
         """Return the score of a plan: the seconds of its FLOPs at the peak, and of its bytes over the links.
 
         The score compares plans; it is not a forecast. Nothing overlaps, and HBM traffic and latency take no time. All FLOPs
@@ -73,15 +74,19 @@ class Measured:
         Args:
           on: the hardware, or its name.
           dtype: the dtype of the matrix products.
+          mesh: sizes of the axes of the mesh that the program was compiled for, in order. Collectives over a part of an axis
+            count as if they ran over all devices.
 
         Raises:
           ValueError: there is no hardware of that name, or its peak for the dtype is unknown.
 
-        >>> Measured(0, 0, 0, 0, 197e12, (), seconds_to_compile=0.0).seconds("tpu-v5e", "bfloat16")
+        >>> Measured(0, 0, 0, 0, 197e12, (), seconds_to_compile=0.0).seconds("tpu-v5e", "bfloat16", {"data": 8})
         1.0
         """
         machine = find_hardware(on)
-        sent = (each.bytes_on_wire * each.count / machine.bandwidth(each.axes) for each in self.collectives)
+        links = MeshLinks.of(mesh, machine)
+        speeds = (links.speed(each.kind, links.bits(each.axes or links.names))[0] for each in self.collectives)
+        sent = (each.bytes_on_wire * each.count / speed for each, speed in zip(self.collectives, speeds, strict=True))
         return self.flops / machine.peak(dtype) + sum(sent)
 
     def to_json(self) -> str:

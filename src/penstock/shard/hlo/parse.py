@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 # Instructions that run each of the computations that they name once.
-CALLS = ("fusion", "call", "async-start", "custom-call")
+CALLS = ("fusion", "fusion-start", "call", "async-start", "custom-call")
 
 # Types whose names do not contain the bits of an element. A token only orders instructions.
 _BITS = {"pred": 8, "token": 0}

@@ -32,8 +32,8 @@ class CompilerModel:
       moves_sums: whether it moves all-reduces out of loops that only add them up (`graph/scheduling.py`).
       breadth_first: whether it runs each operation as soon as its operands exist (`BFScheduler`), not as late as its memory is
         needed.
-      writes_dense: whether it writes ragged products and the gradients of max-pools as operations of larger dense arrays
-        (`graph/live_ranges.py`).
+      writes_dense: the primitives that it writes as operations of larger dense arrays: ragged products, and the gradients of
+        max-pools (`graph/live_ranges.py`). It computes a ragged product for the weights of all groups.
       copies_layouts: whether the result of a product keeps the order of dimensions in which it is computed. State that is
         updated with a transpose of the result is then copied into that order (`graph/live_ranges.py`).
       hides: the kinds of collectives that it runs behind products that do not depend on them, and for each the part of the
@@ -62,7 +62,7 @@ class CompilerModel:
     combines: float
     moves_sums: bool
     breadth_first: bool
-    writes_dense: bool
+    writes_dense: tuple[str, ...]
     copies_layouts: bool
     slices_sums: bool
     hides: Mapping[str, float]
@@ -94,7 +94,7 @@ CPU = CompilerModel(
     combines=math.inf,
     moves_sums=False,
     breadth_first=True,
-    writes_dense=True,
+    writes_dense=("ragged_dot_general", "select_and_scatter_add"),
     copies_layouts=False,
     slices_sums=True,
     hides={},
@@ -106,6 +106,7 @@ GPU = replace(
     combines=30 << 20,
     moves_sums=True,
     breadth_first=False,
+    writes_dense=("ragged_dot_general",),
     slices_sums=False,
     hides=dict.fromkeys(("all-gather", "reduce-scatter", "all-reduce"), _SAVED),
 )
@@ -117,7 +118,7 @@ TPU = CompilerModel(
     combines=120 << 20,
     moves_sums=True,
     breadth_first=False,
-    writes_dense=False,
+    writes_dense=(),
     copies_layouts=True,
     slices_sums=False,
     hides={"all-gather": _SAVED},

@@ -1,4 +1,4 @@
-"""Describe the devices to plan for by numbers: peak FLOP/s, memory, and the bandwidth and latency along each mesh axis.
+"""Describe the devices to plan for by numbers: peak FLOP/s, memory, and the bandwidth and latency of their links.
 
 They are the constants of the roofline (Williams, Waterman, Patterson 2009) and of the α–β model (Hockney 1994). The figures of
 known devices are from the vendors' datasheets, which each entry names. The devices of this process are measured, and their links
@@ -8,6 +8,7 @@ by an all-reduce over all devices and the formula of a ring.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import difflib
 import json
 import math
@@ -16,8 +17,8 @@ import platform
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,14 @@ from penstock._arguments import brief
 from penstock._atomic_write import replace
 from penstock._cache_folder import user_cache
 from penstock.shard.mesh.compiler_models import COMPILER_MODELS
+
+_ZERO_OR_MORE = {
+    "link_latency": "in seconds",
+    "domain": "a number of devices",
+    "network_bandwidth": "in bytes/s",
+    "network_latency": "in seconds",
+}
+"""The figures of a `Hardware` that may be 0, and their units."""
 
 
 @dataclass(frozen=True)
@@ -43,16 +52,17 @@ class Hardware:
         the active axis use all of them. PCIe: the bus.
       link_latency: seconds of a step from one device to the next; an order of magnitude.
       source: the datasheet.
-      axis_bandwidth: bytes/s by mesh axis, where it is not `link_bandwidth`, such as for an axis between nodes.
-      axis_latency: seconds by mesh axis, where it is not `link_latency`.
-      axis_size: the number of devices along a mesh axis, where the machine decides it: {"node": 2} for two nodes.
+      domain: the number of devices that these links connect: the GPUs of a host, or the chips of a TPU slice. Devices of
+        different domains exchange data over the network. 0: the links connect all devices.
+      network_bandwidth: bytes/s that a device can send to other domains; 0 if there is no network.
+      network_latency: seconds of a step from a device to one of another domain; an order of magnitude.
       platform: the compiler that makes its programs: "tpu", "gpu" or "cpu" (`compiler_models.py`).
       fast_memory: bytes of memory on the chip in which the compiler keeps temporary arrays: VMEM on TPUs.
       reduce_scatters: whether it runs reduce-scatters. On CPUs, XLA runs an all-reduce instead, and each device takes its slice,
         which takes twice the time. It sends as many bytes as a reduce-scatter, as in `Plan.verify`.
 
-    A mesh has all axes that `axis_bandwidth`, `axis_latency` and `axis_size` name. If the planner chooses the mesh, it adds these
-    axes, in the size that `axis_size` gives. Without one, each factor of the number of devices is searched.
+    The devices of a mesh are numbered row by row, and each `domain` of them is connected. So the last axes of a mesh are within
+    the domains, and the first ones cross the network.
     """
 
     name: str
@@ -62,9 +72,9 @@ class Hardware:
     link_bandwidth: float
     link_latency: float
     source: str
-    axis_bandwidth: Mapping[str, float] = field(default_factory=dict)
-    axis_latency: Mapping[str, float] = field(default_factory=dict)
-    axis_size: Mapping[str, int] = field(default_factory=dict)
+    domain: int = 0
+    network_bandwidth: float = 0.0
+    network_latency: float = 0.0
     platform: str = "gpu"
     fast_memory: int = 0
     reduce_scatters: bool = True
@@ -73,38 +83,45 @@ class Hardware:
         """Check the numbers.
 
         Raises:
-          TypeError: a figure is not a number, or a mapping is not a dict.
-          ValueError: the platform is unknown, a size or speed is not above 0, the memory is infinite, or a latency is negative or
-            infinite.
+          TypeError: a figure is not a number, or `flops` is not a dict.
+          ValueError: the platform is unknown, a size or speed is not above 0, the memory is infinite, a latency is negative or
+            infinite, or there are domains without a network.
         """
         if self.platform not in COMPILER_MODELS:
             raise ValueError(f"Hardware {self.name!r}: platform={self.platform!r} is none of {', '.join(COMPILER_MODELS)}")
-        figures = ("memory", "memory_bandwidth", "link_bandwidth", "link_latency")
-        numbers: dict[str, Any] = {name: getattr(self, name) for name in figures}
-        axes = ("axis_bandwidth", "axis_latency", "axis_size")
-        for name, key in (("flops", "dtype"), *((name, "mesh axis") for name in axes)):
-            given = getattr(self, name)
-            if not isinstance(given, Mapping):
-                raise TypeError(f"Hardware {self.name!r}: {name}={given!r} is not a dict by {key}")
-            numbers |= {f"{name}[{each!r}]": number for each, number in given.items()}
+        if not isinstance(self.flops, Mapping):
+            raise TypeError(f"Hardware {self.name!r}: flops={self.flops!r} is not a dict by dtype")
+        speeds = ("memory", "memory_bandwidth", "link_bandwidth")
+        numbers: dict[str, Any] = {name: getattr(self, name) for name in (*speeds, *_ZERO_OR_MORE)}
+        numbers |= {f"flops[{each!r}]": number for each, number in self.flops.items()}
         for name, number in numbers.items():
             shown = f"Hardware {self.name!r}: {name}={number!r}"
             if isinstance(number, bool) or not isinstance(number, Real):
                 raise TypeError(f"{shown} is not a number")
             size = float(number)
-            if name.startswith("axis_size"):
-                if not (1 <= size < math.inf and size == int(size)):
-                    raise ValueError(f"{shown}: it is a number of devices, 1 or more")
-            elif name.startswith(("link_latency", "axis_latency")):
+            if name in _ZERO_OR_MORE:
                 if not 0 <= size < math.inf:
-                    raise ValueError(f"{shown}: it is in seconds, 0 or more")
+                    raise ValueError(f"{shown}: it is {_ZERO_OR_MORE[name]}, 0 or more")
             elif not size > 0 or (name == "memory" and size == math.inf):
                 raise ValueError(f"{shown}: it has to be above 0{', and finite' if name == 'memory' else ''}")
+        if self.domain != int(self.domain):
+            raise ValueError(f"Hardware {self.name!r}: domain={self.domain!r}: it is a number of devices, 0 or more")
+        if self.domain and not self.network_bandwidth:
+            raise ValueError(
+                f"Hardware {self.name!r}: domain={self.domain} has no network to others: give network_bandwidth in bytes/s"
+            )
 
-    @property
-    def named_axes(self) -> tuple[str, ...]:
-        """Return the mesh axes that the machine names, because their links or their sizes are given."""
-        return tuple(dict.fromkeys((*self.axis_size, *self.axis_bandwidth, *self.axis_latency)))
+    def domain_of(self, devices: int) -> int:
+        """Return how many of a number of devices are in one domain; 0 if all are.
+
+        The domains have equal sizes, and are as few as that allows.
+
+        >>> [find_hardware("h100").domain_of(devices) for devices in (4, 8, 12, 32)]
+        [0, 0, 6, 8]
+        """
+        if not self.domain or devices <= self.domain:
+            return 0
+        return max(size for size in range(1, int(self.domain) + 1) if devices % size == 0)
 
     def peak(self, dtype: Any) -> float:
         """Return the peak FLOP/s of matrix products of a dtype.
@@ -134,24 +151,6 @@ class Hardware:
             if candidate in self.flops:
                 return self.flops[candidate]
         raise ValueError(f"{self.name} has no peak for {name}: flops must have at least float32 or bfloat16")
-
-    def bandwidth(self, axes: Iterable[str]) -> float:
-        """Return the bytes/s that a collective can send over some mesh axes, along the slowest of them.
-
-        Args:
-          axes: names of mesh axes; if there are none, the slowest of all links counts.
-        """
-        speeds = [self.axis_bandwidth.get(axis, self.link_bandwidth) for axis in axes]
-        return min(speeds or [self.link_bandwidth, *self.axis_bandwidth.values()])
-
-    def latency(self, axes: Iterable[str]) -> float:
-        """Return the seconds of a step of a ring over some mesh axes, along the slowest of them.
-
-        Args:
-          axes: names of mesh axes; if there are none, the slowest of all links counts.
-        """
-        delays = [self.axis_latency.get(axis, self.link_latency) for axis in axes]
-        return max(delays or [self.link_latency, *self.axis_latency.values()])
 
 
 THIS_MACHINE = "this machine"
@@ -210,15 +209,18 @@ _NAME_BY_DEVICE_KIND = (
 def detect_hardware() -> Hardware:
     """Return the hardware of JAX's default device: from the table of datasheets, or measured if it is not in the table.
 
-    This starts JAX.
+    TPUs of several slices have the domains of these slices. This starts JAX.
     """
     import jax
 
-    kind = jax.devices()[0].device_kind.lower()
+    devices = jax.devices()
+    kind = devices[0].device_kind.lower()
     if jax.default_backend() != "cpu":
         for word, name in _NAME_BY_DEVICE_KIND:
             if re.search(rf"\b{word}\b", kind):
-                return find_hardware(name)
+                slices = {getattr(device, "slice_index", 0) for device in devices} if name.startswith("tpu-") else {0}
+                found = find_hardware(name)
+                return found if len(slices) == 1 else dataclasses.replace(found, domain=len(devices) // len(slices))
     return this_machine()
 
 
@@ -235,15 +237,25 @@ _VMEM = {"v4": 32, "v5e": 128, "v5p": 64, "v6e": 128}
 # "How to scale your model", part 2). NCCL takes some µs for a step over NVLink or PCIe, most of it to start kernels
 # (nccl-tests, latency of small sizes divided by the steps). They affect only the choice between collectives of a few kB.
 _ICI_LATENCY, _NVLINK_LATENCY, _PCIE_LATENCY = 1e-6, 3e-6, 10e-6
+_NETWORK_LATENCY = 20e-6  # a message between hosts, through the cards and switches, with the kernel or host thread that sends it
 
 
 def _tpu(
-    version: str, bfloat16: float, int8: float, gib: int, gbps_memory: float, gbps_links: float, links: int, page: str
+    version: str,
+    bfloat16: float,
+    int8: float,
+    gib: int,
+    gbps_memory: float,
+    gbps_links: float,
+    links: int,
+    gbps_network: float,
+    page: str,
 ) -> Hardware:
     """Return the figures of a TPU: peaks in TFLOP/s and TOP/s, memory in GiB and GB/s.
 
     Args:
       gbps_links: bandwidth of a chip over all its links in one direction, in Gbit/s, the unit that Google gives.
+      gbps_network: the share of a chip in the network cards of its host, in Gbit/s.
     """
     return Hardware(
         name=f"tpu-{version}",
@@ -253,6 +265,8 @@ def _tpu(
         link_bandwidth=gbps_links / 8 / links * _GB,
         link_latency=_ICI_LATENCY,
         source=page,
+        network_bandwidth=gbps_network / 8 * _GB,
+        network_latency=_NETWORK_LATENCY,
         platform="tpu",
         fast_memory=_VMEM[version] * _MIB,
     )
@@ -264,6 +278,7 @@ def _gpu(
     gb: int,
     gbps_memory: float,
     gbps_link: float,
+    gbps_network: float,
     sheet: str,
     latency: float = _NVLINK_LATENCY,
 ) -> Hardware:
@@ -271,31 +286,51 @@ def _gpu(
 
     Args:
       gbps_link: bandwidth of all links of a GPU in one direction, in GB/s.
+      gbps_network: the share of a GPU in the network cards of its host, in GB/s.
     """
-    flops = {dtype: peak * _TERA for dtype, peak in tera.items()}
-    return Hardware(name, flops, gb * _GB, gbps_memory * _GB, gbps_link * _GB, latency, sheet)
+    return Hardware(
+        name,
+        {dtype: peak * _TERA for dtype, peak in tera.items()},
+        gb * _GB,
+        gbps_memory * _GB,
+        gbps_link * _GB,
+        latency,
+        sheet,
+        domain=_GPUS_OF_A_HOST,
+        network_bandwidth=gbps_network * _GB,
+        network_latency=_NETWORK_LATENCY,
+    )
 
 
 _AMPERE = {"bfloat16": 312, "float32": 156, "int8": 624, "float64": 19.5}
 _HOPPER = {"bfloat16": 989.4, "float32": 494.7, "float8": 1978.9, "int8": 1978.9, "float64": 66.9}
 _BLACKWELL = {"bfloat16": 2250, "float32": 1100, "float8": 4500, "int8": 4500, "float64": 40}
 _ADA = {"bfloat16": 121, "float32": 60, "float8": 242.5, "int8": 242.5}
-_HOPPER_SHEET = "datasheet, SXM, half of the peaks with sparsity: NVLink 900 GB/s both ways"
-_B200_SHEET = "NVIDIA Blackwell architecture brief, HGX B200 at 1,000 W, dense: NVLink 1,800 GB/s both ways"
-_L4_SHEET = "NVIDIA L4 datasheet, half of the peaks with sparsity: PCIe 4.0 ×16, 32 GB/s one way"
+_HOPPER_SHEET = "datasheet, SXM, half of the peaks with sparsity: NVLink 900 GB/s both ways; DGX: 8 cards of 400 Gbit/s"
+_B200_SHEET = (
+    "NVIDIA Blackwell architecture brief, HGX B200 at 1,000 W, dense: NVLink 1,800 GB/s both ways; DGX: 8 cards of 400 Gbit/s"
+)
+_A100_SHEET = "NVIDIA A100 datasheet, 80 GB SXM: NVLink 600 GB/s both ways; DGX: 8 cards of 200 Gbit/s"
+_L4_SHEET = (
+    "NVIDIA L4 datasheet, half of the peaks with sparsity: PCIe 4.0 ×16, 32 GB/s one way; Google Cloud G2: 100 Gbit/s for 8"
+)
+_V4_SHEET = (
+    "Google Cloud, TPU v4; Jouppi et al., ISCA 2023, table 4: 6 links of 50 GB/s; network: Google, 'How to scale your model'"
+)
+_GPUS_OF_A_HOST = 8  # NVIDIA's DGX and HGX, and Google Cloud's G2 for the L4
 
 DATASHEETS = {
     device.name: device
     for device in (
-        _tpu("v4", 275, 275, 32, 1228, 2400, 6, "Google Cloud, TPU v4; Jouppi et al., ISCA 2023, table 4: 6 links of 50 GB/s"),
-        _tpu("v5e", 197, 393, 16, 819, 1600, 4, "Google Cloud, TPU v5e (cloud.google.com/tpu/docs/v5e)"),
-        _tpu("v5p", 459, 918, 95, 2765, 4800, 6, "Google Cloud, TPU v5p (cloud.google.com/tpu/docs/v5p)"),
-        _tpu("v6e", 918, 1836, 32, 1600, 3200, 4, "Google Cloud, TPU v6e (cloud.google.com/tpu/docs/v6e)"),
-        _gpu("a100", _AMPERE, 80, 2039, 300, "NVIDIA A100 datasheet, 80 GB SXM: NVLink 600 GB/s both ways"),
-        _gpu("h100", _HOPPER, 80, 3350, 450, f"NVIDIA H100 {_HOPPER_SHEET}"),
-        _gpu("h200", _HOPPER, 141, 4800, 450, f"NVIDIA H200 {_HOPPER_SHEET}"),
-        _gpu("b200", _BLACKWELL, 180, 8000, 900, _B200_SHEET),
-        _gpu("l4", _ADA, 24, 300, 32, _L4_SHEET, _PCIE_LATENCY),
+        _tpu("v4", 275, 275, 32, 1228, 2400, 6, 50, _V4_SHEET),
+        _tpu("v5e", 197, 393, 16, 819, 1600, 4, 25, "Google Cloud, TPU v5e (cloud.google.com/tpu/docs/v5e): 200 Gbit/s for 8"),
+        _tpu("v5p", 459, 918, 95, 2765, 4800, 6, 50, "Google Cloud, TPU v5p (cloud.google.com/tpu/docs/v5p)"),
+        _tpu("v6e", 918, 1836, 32, 1600, 3200, 4, 100, "Google Cloud, TPU v6e (cloud.google.com/tpu/docs/v6e): 800 Gbit/s for 8"),
+        _gpu("a100", _AMPERE, 80, 2039, 300, 25, _A100_SHEET),
+        _gpu("h100", _HOPPER, 80, 3350, 450, 50, f"NVIDIA H100 {_HOPPER_SHEET}"),
+        _gpu("h200", _HOPPER, 141, 4800, 450, 50, f"NVIDIA H200 {_HOPPER_SHEET}"),
+        _gpu("b200", _BLACKWELL, 180, 8000, 900, 50, _B200_SHEET),
+        _gpu("l4", _ADA, 24, 300, 32, 1.5625, _L4_SHEET, _PCIE_LATENCY),
     )
 }
 
@@ -320,7 +355,7 @@ def this_machine() -> Hardware:
 
     devices = jax.local_devices()
     kind = f"{len(devices)}×{devices[0].device_kind}"
-    key = f"{platform.node()} {platform.machine()} {os.cpu_count()} {kind} jax {jax.__version__} 2"  # the version of the figures
+    key = f"{platform.node()} {platform.machine()} {os.cpu_count()} {kind} jax {jax.__version__} 3"  # the version of the figures
     cache = user_cache()
     path = None if cache is None else cache / "hardware.json"
     cached = {} if path is None else _read_cache(path)

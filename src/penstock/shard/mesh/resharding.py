@@ -8,11 +8,13 @@ Rabenseifner, Gropp 2005), and seconds by the α–β model (Hockney 1994).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
+from penstock.shard.mesh.hardware import Hardware
 
 Layout = tuple[int, ...]
 
@@ -39,26 +41,45 @@ class ReshardStep:
 
 @dataclass
 class MeshLinks:
-    """A mesh with the bandwidth and latency of its axes. Results are cached, as the search asks for the same ones many times.
+    """A mesh with the speed of its links. Results are cached, as the search asks for the same ones many times.
 
     Attributes:
       names: names of the mesh axes.
-      sizes: number of devices along each axis.
-      bandwidth: bytes/s along each axis.
-      latency: seconds of one step of a ring along each axis.
+      sizes: number of devices along each axis. Devices are numbered row by row.
+      bandwidth, latency: bytes/s, and seconds of one step of a ring, between devices of one domain.
+      domain: the number of devices of a domain; 0 if all devices are in one.
+      network_bandwidth, network_latency: the same figures between devices of different domains.
       scatters: the most devices over which the compiler scatters a sum (`CompilerModel.scatters`).
       reduce_scatters: whether a reduce-scatter takes half the time of an all-reduce (`Hardware.reduce_scatters`).
     """
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
-    bandwidth: tuple[float, ...]
-    latency: tuple[float, ...]
+    bandwidth: float
+    latency: float
+    domain: int = 0
+    network_bandwidth: float = 0.0
+    network_latency: float = 0.0
     scatters: float = math.inf
     reduce_scatters: bool = True
     _steps: dict = field(default_factory=dict, repr=False)
     _shards: dict = field(default_factory=dict, repr=False)
     _speeds: dict = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, mesh: Mapping[str, int], hardware: Hardware, scatters: float = math.inf) -> MeshLinks:
+        """Return the links of a mesh of this hardware."""
+        return cls(
+            tuple(mesh),
+            tuple(mesh.values()),
+            hardware.link_bandwidth,
+            hardware.link_latency,
+            hardware.domain_of(math.prod(mesh.values())),
+            hardware.network_bandwidth,
+            hardware.network_latency,
+            scatters,
+            hardware.reduce_scatters,
+        )
 
     def shards(self, axes: int) -> int:
         """Return the number of shards that some axes give: the product of their sizes."""
@@ -92,7 +113,7 @@ class MeshLinks:
           partial: the mesh axes over which the array is still to be summed.
           size: bytes of the global array.
 
-        >>> links = MeshLinks(("data", "model"), (2, 4), (50e9, 50e9), (1e-6, 1e-6))
+        >>> links = MeshLinks(("data", "model"), (2, 4), 50e9, 1e-6)
         >>> [(step.kind, links.axes(step.axes), step.bytes_on_wire) for step in links.reshard_steps((0b10, 0), (0, 0), 0, 800)]
         [('all-gather', ('model',), 600.0)]
         """
@@ -125,17 +146,44 @@ class MeshLinks:
     def seconds(self, step: ReshardStep) -> float:
         """Return the seconds of a collective by the α–β model: bytes on wire / bandwidth + latency.
 
-        The slowest link that takes part decides both. The latency counts once and not once per step of the ring.
+        The latency counts once and not once per step of the ring.
         """
-        bandwidth, latency = self.speed(step)
+        bandwidth, latency = self.speed(step.kind, step.axes)
         return sent_times(step.kind, self.reduce_scatters) * step.bytes_on_wire / bandwidth + latency
 
-    def speed(self, step: ReshardStep) -> tuple[float, float]:
-        """Return the bandwidth (bytes/s) and the latency (seconds) of the slowest axis that a collective runs over."""
-        if step.axes not in self._speeds:
-            bits = [bit for bit in range(len(self.sizes)) if step.axes >> bit & 1]
-            self._speeds[step.axes] = (min(self.bandwidth[bit] for bit in bits), max(self.latency[bit] for bit in bits))
-        return self._speeds[step.axes]
+    def speed(self, kind: str, axes: int) -> tuple[float, float]:
+        """Return the bytes on wire per second of a collective over some axes, and the latency of its slowest link in seconds.
+
+        A ring over several domains crosses each border once, and the devices of a domain share the work: as many rings run side
+        by side as it has devices, each over the network card of another one (as NCCL does on a host with several cards). An
+        all-to-all sends `(n - inside) / (n - 1)` of the bytes on wire of each device over its own card, and a permute all bytes.
+        """
+        key = (kind, axes)
+        if key not in self._speeds:
+            n, inside = self.shards(axes), self.inside(axes)
+            speeds = self.bandwidth, self.latency
+            if inside < n:
+                ways = {"all-to-all": (n - 1) / (n - inside), "collective-permute": 1, "collective-broadcast": 1}
+                bandwidth = min(self.bandwidth, self.network_bandwidth * ways.get(kind, inside))
+                speeds = bandwidth, self.network_latency
+            self._speeds[key] = speeds
+        return self._speeds[key]
+
+    def inside(self, axes: int) -> int:
+        """Return how many of the devices of a collective over some axes are in one domain.
+
+        It is the least number, if the domains cut the mesh unevenly.
+
+        >>> MeshLinks(("data", "model"), (8, 4), 450e9, 3e-6, domain=8, network_bandwidth=50e9).inside(0b01)
+        2
+        """
+        if not self.domain:
+            return self.shards(axes)
+        places = np.arange(math.prod(self.sizes)).reshape(self.sizes)
+        spanned = [axis for axis in range(len(self.sizes)) if axes >> axis & 1]
+        others = [axis for axis in range(len(self.sizes)) if axis not in spanned]
+        groups = places.transpose(*others, *spanned).reshape(-1, self.shards(axes)) // self.domain
+        return min(int(np.unique(group, return_counts=True)[1].min()) for group in np.unique(groups, axis=0))
 
     def _plan_steps(self, source: Layout, target: Layout, partial: int, size: int) -> list[ReshardStep]:
         """Return the collectives of a reshard, including those over axes of one device.

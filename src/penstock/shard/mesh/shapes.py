@@ -1,7 +1,8 @@
 """List the mesh shapes to plan for: the mesh that the user gives, or the shapes that a number of devices allows.
 
-A *shape* maps the names of mesh axes to their sizes, in order. If the planner chooses it, the mesh has one to three axes: first
-those that only the `Hardware` names, such as "node", then data, model and fsdp. `axis_names.py` renames the axes of the plan.
+A *shape* maps the names of mesh axes to their sizes, in order. If the planner chooses it, the mesh has one to three axes: data,
+model and fsdp. `axis_names.py` renames the axes of the plan. Devices of several domains (`Hardware.domain`) are numbered domain
+by domain, and each axis of a searched mesh is within the domains, or across them, or the only one.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -35,13 +36,12 @@ def concrete_mesh(shape: Mapping[str, int], devices: Sequence[Any] | None = None
     """Return a mesh of devices, with automatic axes.
 
     Args:
-      devices: the devices in the order of the mesh; None takes the first of this process, in the order of `jax.make_mesh`.
+      devices: the devices in the order of the mesh; None takes the first of this process, in the order of `order_devices`.
 
     Raises:
-      ValueError: this process has too few devices.
+      ValueError: this process has too few devices, or the mesh does not divide into their slices.
     """
     needed = math.prod(shape.values())
-    types = (AxisType.Auto,) * len(shape)
     if devices is None:
         present = jax.devices()
         if len(present) < needed:
@@ -49,10 +49,40 @@ def concrete_mesh(shape: Mapping[str, int], devices: Sequence[Any] | None = None
                 f"the plan is for {needed} devices ({describe_mesh(shape)}); this process has {len(present)} "
                 f"({present[0].platform}): run it where they are, or on CPU set jax_num_cpu_devices before JAX starts"
             )
-        return jax.make_mesh(tuple(shape.values()), tuple(shape), axis_types=types, devices=present[:needed])
+        devices = order_devices(shape, present[:needed])
     import numpy as np
 
-    return Mesh(np.array(devices).reshape(tuple(shape.values())), tuple(shape), axis_types=types)
+    return Mesh(np.array(devices).reshape(tuple(shape.values())), tuple(shape), axis_types=(AxisType.Auto,) * len(shape))
+
+
+def order_devices(shape: Mapping[str, int], devices: Sequence[Any]) -> Any:
+    """Return devices as an array of the shape of a mesh, in the order of `jax.make_mesh`; TPUs of several slices slice by slice.
+
+    Raises:
+      ValueError: the mesh does not divide into the slices.
+    """
+    import numpy as np
+    from jax.experimental import mesh_utils
+
+    slices: dict[int, list[Any]] = {}
+    for device in devices:
+        slices.setdefault(getattr(device, "slice_index", 0) if device.platform == "tpu" else 0, []).append(device)
+    inner, left = [], len(devices) // len(slices)
+    for size in reversed(list(shape.values())):
+        inner.append(math.gcd(size, left))
+        left //= inner[-1]
+    # An axis is within a slice, or across slices, or it is the one that the border cuts.
+    borders = sum(1 < own < size for own, size in zip(reversed(inner), shape.values(), strict=True))
+    if left > 1 or borders > 1 or len({len(each) for each in slices.values()}) > 1:
+        raise ValueError(
+            f"mesh {describe_mesh(shape)} does not divide into {len(slices)} slices of {len(devices) // len(slices)} devices: "
+            "the product of the sizes of its last axes has to divide that number, or to be a multiple of it"
+        )
+    # An axis may be a part of a physical axis, as with 8 × 2 devices of "v5e:4x4".
+    arrays = [
+        mesh_utils.create_device_mesh(tuple(reversed(inner)), each, allow_split_physical_axes=True) for each in slices.values()
+    ]
+    return np.stack(arrays).reshape(tuple(shape.values()))
 
 
 def describe_mesh(shape: Mapping[str, int]) -> str:
@@ -65,7 +95,7 @@ def describe_mesh(shape: Mapping[str, int]) -> str:
 
 
 def candidate_shapes(
-    mesh: Any, devices: Any, constrained_axes: Collection[str] = (), machine_axes: Mapping[str, int | None] | None = None
+    mesh: Any, devices: Any, constrained_axes: Collection[str] = (), domain_of: Callable[[int], int] = lambda devices: 0
 ) -> tuple[list[dict[str, int]], list[Any] | None]:
     """Return the mesh shapes to plan for, and the devices if they are given.
 
@@ -73,19 +103,19 @@ def candidate_shapes(
       mesh: a `Mesh`, an `AbstractMesh`, a dict of axis sizes, or None to search shapes of one to three axes.
       devices: a number of devices, a list of devices, or None for all devices of this process.
       constrained_axes: axes that the user's constraints name. A searched mesh has them if their names are searched.
-      machine_axes: axes that the hardware names, with their sizes, or None where it gives none. A searched mesh has them all.
+      domain_of: returns how many of a number of devices are in one domain; 0 if all are.
 
     Returns:
       The shapes, and the list of devices or None.
 
     Raises:
       TypeError: `mesh` is not a mesh, or `devices` are neither a number nor devices.
-      ValueError: a mesh has no devices, more than three axes, devices other than `devices`, or not the axes of the hardware.
+      ValueError: a mesh has no devices, more than three axes, or devices other than `devices`.
 
     >>> candidate_shapes(None, 4)
     ([{'data': 4}, {'data': 2, 'model': 2}], None)
-    >>> candidate_shapes(None, 8, machine_axes={"node": 2})
-    ([{'node': 2, 'data': 4}, {'node': 2, 'data': 2, 'model': 2}], None)
+    >>> candidate_shapes(None, 8, domain_of=lambda devices: 4)
+    ([{'data': 8}, {'data': 2, 'model': 4}, {'data': 2, 'fsdp': 2, 'model': 2}], None)
     """
     given, count = None, None
     if _is_integer(devices):
@@ -101,7 +131,7 @@ def candidate_shapes(
     if mesh is None:
         if count is None:
             count = jax.device_count()
-        return list(_factorisations(count, constrained_axes, machine_axes or {})), given
+        return list(_factorisations(count, constrained_axes, domain_of(count))), given
     shape = _read_shape(mesh)
     if count is not None and math.prod(shape.values()) != count:
         raise ValueError(
@@ -126,40 +156,14 @@ def refuse_repeated(devices: Sequence[Any]) -> None:
         raise ValueError(f"devices has {repeated[0]} twice; each device of a mesh is another one")
 
 
-def check_machine_axes(shapes: Sequence[Mapping[str, int]], machine_axes: Mapping[str, int | None]) -> None:
-    """Raise ValueError if a mesh lacks an axis that the hardware names, or has another size than the hardware gives it."""
-    for shape in shapes:
-        missing = [axis for axis in machine_axes if axis not in shape]
-        if missing:
-            raise ValueError(
-                f"the hardware names the mesh {'axis' if len(missing) == 1 else 'axes'} {', '.join(map(repr, missing))} "
-                f"(axis_bandwidth, axis_latency or axis_size), and the mesh is {describe_mesh(shape)}, with the axes "
-                f"{', '.join(map(repr, shape))}: give both the same names"
-            )
-        for axis, size in machine_axes.items():
-            if size not in (None, shape[axis]):
-                raise ValueError(
-                    f"the hardware has axis_size {size} for the mesh axis {axis!r}, and the mesh is {describe_mesh(shape)}: "
-                    "make them equal"
-                )
-
-
-def keep_with_axes(
-    shapes: list[dict[str, int]], constrained_axes: Collection[str], machine_axes: Collection[str] = ()
-) -> list[dict[str, int]]:
+def keep_with_axes(shapes: list[dict[str, int]], constrained_axes: Collection[str]) -> list[dict[str, int]]:
     """Return the shapes that have all axes that the user's constraints name, or raise ValueError if none has."""
     kept = [shape for shape in shapes if set(constrained_axes) <= set(shape)]
     if not kept:
-        named = (*_own_axes(machine_axes), *_AXIS_NAMES[-1])
-        other = min((axis for axis in constrained_axes if axis not in named), key=str, default="")
-        if not other:
-            raise ValueError(
-                f"a mesh has at most three axes, and constraints and hardware name "
-                f"{', '.join(sorted({*constrained_axes, *machine_axes}))}: give mesh= with fewer"
-            )
+        other = min((axis for axis in constrained_axes if axis not in _AXIS_NAMES[-1]), key=str)
         raise ValueError(
             f"constraints name the mesh axis {other!r}, and the axes of a mesh that is searched are "
-            f"{', '.join(named)}: use these, or give mesh= with axes of your own, as "
+            f"{', '.join(_AXIS_NAMES[-1])}: use these, or give mesh= with axes of your own, as "
             f"mesh={{{other!r}: {math.prod(shapes[0].values())}}}"
         )
     return kept
@@ -228,56 +232,42 @@ def _is_integer(number: Any) -> bool:
     return isinstance(number, Integral) and not isinstance(number, bool)
 
 
-def _own_axes(machine_axes: Iterable[str]) -> tuple[str, ...]:
-    """Return the axes that only the hardware names."""
-    return tuple(axis for axis in machine_axes if axis not in _AXIS_NAMES[-1])
-
-
-def _name_sets(constrained_axes: Collection[str], machine_axes: Collection[str]) -> list[tuple[str, ...]]:
-    """Return the sets of axis names to search: the sets that have all axes that constraints and the hardware name.
-
-    If there are none, only the hardware counts, and `keep_with_axes` reports the constraint that does not fit.
-    """
-    own = _own_axes(machine_axes)
-    name_sets = [(*own, *axes) for axes in ((), *_AXIS_NAMES) if len(own) + len(axes) <= 3 and (axes or len(own) == 3)]
-    name_sets = [axes for axes in name_sets if set(machine_axes) <= set(axes)]
-    if not name_sets:
-        raise ValueError(
-            f"a mesh has at most three axes, and the hardware names {', '.join(machine_axes)} (axis_bandwidth, axis_latency or "
-            f"axis_size), beside those that are searched, {', '.join(_AXIS_NAMES[-1])}: name fewer, or give mesh="
-        )
-    return [axes for axes in name_sets if set(constrained_axes) <= set(axes)] or name_sets
-
-
-def _factorisations(
-    count: int, constrained_axes: Collection[str] = (), machine_axes: Mapping[str, int | None] | None = None
-) -> Iterator[dict[str, int]]:
+def _factorisations(count: int, constrained_axes: Collection[str] = (), domain: int = 0) -> Iterator[dict[str, int]]:
     """Yield the mesh shapes of a number of devices, with few axes first.
 
-    Equivalent axes have ascending sizes, so that the last is the largest. Axes that constraints or the hardware name are not
-    equivalent to the others, and take each of the sizes, unless the hardware gives them one. Raise ValueError if the sizes that
-    the hardware gives do not divide the number of devices, or it names too many axes.
+    Equivalent axes have ascending sizes, so that the last is the largest. Axes that constraints name are not equivalent to the
+    others, and take each of the sizes. Neither are axes within the domains to axes across them.
     """
-    machine_axes = machine_axes or {}
-    fixed = {axis: size for axis, size in machine_axes.items() if size is not None}
-    name_sets = _name_sets(constrained_axes, machine_axes)
-    rest, left = divmod(count, math.prod(fixed.values()))
-    if left:
-        raise ValueError(f"{count} devices are not a multiple of the hardware's axis_size, {describe_mesh(fixed)}")
-    searched = [(axes, tuple(axis for axis in axes if axis not in fixed)) for axes in name_sets]
-    found = [(axes, free, sizes) for axes, free in searched for sizes in _ascending_factors(rest, len(free))]
+    name_sets = [axes for axes in _AXIS_NAMES if set(constrained_axes) <= set(axes)] or _AXIS_NAMES
+    found = [(axes, sizes) for axes in name_sets for sizes in _ascending_factors(count, len(axes))]
     if not found:  # The count has too few factors for the axes that the mesh must have: allow axes of size 1.
-        axes, free = next(((axes, free) for axes, free in searched if free), searched[0])
-        found = [(axes, free, sizes) for sizes in _ascending_factors(rest, len(free), 1)]
-    distinct = {*constrained_axes, *machine_axes}
-    orders = (
-        {axis: {**fixed, **dict(zip(free, order, strict=True))}[axis] for axis in axes}
-        for axes, free, sizes in found[:_MOST_SHAPES]
-        for order in dict.fromkeys(itertools.permutations(sizes))
-        for equivalent in ([size for axis, size in zip(free, order, strict=True) if axis not in distinct],)
-        if equivalent == sorted(equivalent)
+        found = [(name_sets[0], sizes) for sizes in _ascending_factors(count, len(name_sets[0]), 1)]
+    orders = {each: list(dict.fromkeys(itertools.permutations(each[1]))) for each in found}
+    if domain:
+        aligned = {each: [order for order in found if _is_aligned(order, domain)] for each, found in orders.items()}
+        orders = {each: found for each, found in aligned.items() if found} or orders
+    shapes = (
+        dict(zip(axes, order, strict=True))
+        for axes, sizes in itertools.islice(orders, _MOST_SHAPES)
+        for order in orders[axes, sizes]
+        if _is_ascending(axes, order, constrained_axes, domain)
     )
-    return itertools.islice(orders, _MOST_ORDERS)
+    return itertools.islice(shapes, _MOST_ORDERS)
+
+
+def _is_aligned(sizes: Sequence[int], domain: int) -> bool:
+    """Return whether each axis is within the domains or across them, or the only one."""
+    return len(sizes) == 1 or any(math.prod(sizes[axis:]) == domain for axis in range(len(sizes)))
+
+
+def _is_ascending(axes: Sequence[str], sizes: Sequence[int], constrained_axes: Collection[str], domain: int) -> bool:
+    """Return whether the sizes of equivalent axes ascend: of those within the domains, and of those across them."""
+    across = [bool(domain) and math.prod(sizes[axis + 1 :]) >= domain for axis in range(len(sizes))]
+    sides = [
+        [size for axis, size, far in zip(axes, sizes, across, strict=True) if far is side and axis not in constrained_axes]
+        for side in (True, False)
+    ]
+    return all(side == sorted(side) for side in sides)
 
 
 def _ascending_factors(count: int, axes: int, least: int = 2) -> list[tuple[int, ...]]:

@@ -154,7 +154,7 @@ class CostModel:
         if edge.late and edge.times(steps) <= 1:
             for number, step in enumerate(steps):
                 if step.kind == "all-reduce":
-                    _, latency = self.links.speed(step)
+                    _, latency = self.links.speed(step.kind, step.axes)
                     each[number] -= latency * (1 - min(1.0, step.bytes_on_wire / self.compiler.combines))
         return each
 
@@ -339,14 +339,7 @@ def build_costs(model: StepModel, mesh: Mapping[str, int], hardware: Hardware, b
       batch: nodes of the inputs that are a batch. Each is stored along its batch dimension over all axes that divide it, so that
         each process reads only its own rows.
     """
-    links = MeshLinks(
-        tuple(mesh),
-        tuple(mesh.values()),
-        tuple(hardware.bandwidth([name]) for name in mesh),
-        tuple(hardware.latency([name]) for name in mesh),
-        model.compiler.scatters,
-        hardware.reduce_scatters,
-    )
+    links = MeshLinks.of(mesh, hardware, model.compiler.scatters)
     program = model.program
     stored = tuple((model.graph.leaf[value], program.values[value].bytes) for value in program.inputs)
     pinned = {node: _rows_layout(model.graph, node, links) for node in batch if model.graph.nodes[node].fixed is None}

@@ -43,7 +43,7 @@ class Descent:
         """
         links = self._tables.costs.links
         orders = {
-            tuple((links.sizes[axis], links.bandwidth[axis]) for axis in order): order
+            tuple((links.sizes[axis], links.speed("all-reduce", 1 << axis)) for axis in order): order
             for order in itertools.permutations(reversed(range(len(links.sizes))))
         }
         reached: set[tuple] = set()

@@ -277,13 +277,13 @@ def _find_coarser(at: int, prepared: Sequence[PreparedMesh]) -> dict[int, list[i
 
 
 def _are_parts(axes: Sequence[int], fine: MeshLinks, coarse: MeshLinks) -> bool:
-    """Return whether each axis of a mesh is a part of the given axis of a coarser one, of the same speed."""
-    sizes = [1] * len(coarse.sizes)
-    for part, whole in enumerate(axes):
-        sizes[whole] *= fine.sizes[part]
-        if (fine.bandwidth[part], fine.latency[part]) != (coarse.bandwidth[whole], coarse.latency[whole]):
-            return False
-    return tuple(sizes) == coarse.sizes
+    """Return whether each axis of a mesh is a part of the given axis of a coarser one, and collectives are as fast on both."""
+    parts = [sum(1 << part for part, whole in enumerate(axes) if whole == axis) for axis in range(len(coarse.sizes))]
+    if tuple(map(fine.shards, parts)) != coarse.sizes:
+        return False
+    used = {union(part for bit, part in enumerate(parts) if each >> bit & 1): each for each in range(1, 1 << len(parts))}
+    kinds = ("all-gather", "all-to-all")
+    return all(fine.speed(kind, mask) == coarse.speed(kind, each) for mask, each in used.items() for kind in kinds)
 
 
 def _take_over(fine: MeshSearch, coarse: MeshSearch, axes: Sequence[int], fastest: float) -> None:

@@ -137,7 +137,7 @@ def _power_operations(power: int) -> int:
 def _ragged_dot_flops(params: Any, operands: Any, results: Any) -> float:
     """Return the FLOPs of a ragged product, in which each row is multiplied by the weights of one group.
 
-    Where there is no kernel for it, JAX multiplies each row by the weights of all groups; that is not counted here.
+    A compiler without a kernel for it multiplies each row by the weights of all groups (`graph/step_model.py`).
     """
     (contracted, _), _ = params["ragged_dot_dimension_numbers"].dot_dimension_numbers
     rows = math.prod(operands[0].shape)

@@ -118,14 +118,21 @@ def _through_backward(
 _through.defvjp(_through_forward, _through_backward)
 
 
-def fsdp(devices: int) -> HandLayout:
-    """Return FSDP over all devices: a weight is split along the dimension before its last ones, which are padded to tiles."""
+def fsdp(devices: int, domains: int = 1) -> HandLayout:
+    """Return FSDP over all devices: a weight is split along the dimension before its last ones, which are padded to tiles.
+
+    Args:
+      domains: FSDP is within each of so many equal parts of the devices, and data parallel over them.
+    """
+    rows: Any = ("domain", _DATA) if domains > 1 else _DATA
     stored = {name: _spec(rank, {int(name in _EXPERTS): _DATA}) for name, (rank, _, _) in _WEIGHTS.items()}
     used = {name: _spec(rank, {}) for name, (rank, _, _) in _WEIGHTS.items()}
-    rows = ("qkv", "query", "key", "attended", "gate_up", "hidden", "logits", "routing", "sent", "expert_hidden", "returned")
-    activations = {name: _both(P(_DATA)) for name in ("residual", "gathered", "scattered", *rows)}
-    activations |= _embedding(P(None, _DATA), (P(_DATA),), _DATA)
-    return HandLayout("FSDP", {_DATA: devices}, P(_DATA), stored | {_EMBEDDING: P(None, _DATA)}, used, activations)
+    names = ("qkv", "query", "key", "attended", "gate_up", "hidden", "logits", "routing", "sent", "expert_hidden", "returned")
+    activations = {name: _both(P(rows)) for name in ("residual", "gathered", "scattered", *names)}
+    activations |= _embedding(P(None, _DATA), (P(rows),), _DATA)
+    mesh = {"domain": domains, _DATA: devices // domains} if domains > 1 else {_DATA: devices}
+    name = f"FSDP in {domains} domains, data parallel over them" if domains > 1 else "FSDP"
+    return HandLayout(name, mesh, P(rows), stored | {_EMBEDDING: P(None, _DATA)}, used, activations)
 
 
 def megatron(devices: int, ways: int, *, sequence: bool = False) -> HandLayout:
