@@ -71,7 +71,8 @@ def _compile_and_measure(header: Mapping[str, Any], serialised: bytes, topology:
     print(COMPILING, file=sys.stderr, flush=True)
     start = time.perf_counter()
     compiled = lowered.compile(dict(_OPTIONS[wanted]))
-    return measure(compiled, sizes, seconds_to_compile=time.perf_counter() - start)
+    domain = topology.devices // topology.domains if topology and topology.domains > 1 else 0
+    return measure(compiled, sizes, domain=domain, seconds_to_compile=time.perf_counter() - start)
 
 
 _OPTIONS: dict[str, dict[str, Any]] = {"cpu": FAST_COMPILE, "tpu": {}, "gpu": {"xla_gpu_autotune_level": 0}}

@@ -29,7 +29,7 @@ from penstock.errors import CompileError, CompilerFailedError, CompilerMemoryErr
 from penstock.shard.apply.sharding_constraints import ShardingConstraints
 from penstock.shard.compiler import Compiler
 from penstock.shard.graph.roles import find_batch_dims
-from penstock.shard.hlo.analysis import Measured
+from penstock.shard.hlo.analysis import Measured, speed_of
 from penstock.shard.mesh.hardware import Hardware
 from penstock.shard.mesh.resharding import MeshLinks, sent_times, union
 from penstock.shard.mesh.shapes import describe_mesh
@@ -430,7 +430,7 @@ def with_cost_of(plan: PlanRecord, measured: Measured, hardware: Hardware) -> Pl
     totals: dict[tuple[str, tuple[str, ...]], list[float]] = {}  # count, bytes on wire and seconds
     for each in measured.collectives:
         sent = each.bytes_on_wire * each.count
-        bandwidth, latency = links.speed(each.kind, links.bits(each.axes or links.names))
+        bandwidth, latency = speed_of(links, each)
         seconds = sent_times(each.kind, hardware.reduce_scatters) * sent / bandwidth + latency * each.count
         total = totals.get((each.kind, each.axes), [0.0, 0.0, 0.0])
         totals[each.kind, each.axes] = [total[0] + each.count, total[1] + sent, total[2] + seconds]

@@ -152,6 +152,16 @@ def test_a_ring_over_many_devices_of_a_host_is_no_faster_than_their_links():
     assert links.speed("all-reduce", 1)[0] == 100
 
 
+def test_a_sum_is_scattered_within_the_slices_of_tpus_and_reduced_across_them():
+    links = MeshLinks(("a", "b"), (2, 4), **HOSTS, scatters_over_network=False)
+    over_slices = links.reshard_steps((0,), (0b11,), 0b11, 800)
+    assert [(step.kind, step.axes, step.bytes) for step in over_slices] == [
+        ("reduce-scatter", 0b10, 800),
+        ("all-reduce", 0b01, 200),
+    ]
+    assert [step.kind for step in links.reshard_steps((0,), (0b01,), 0b01, 800)] == ["all-reduce"]
+
+
 @given(reshards(), st.integers(1, 30))
 def test_no_collective_is_faster_over_a_network(reshard, domain):
     links, source, target, partial = reshard

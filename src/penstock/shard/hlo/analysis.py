@@ -85,7 +85,7 @@ class Measured:
         """
         machine = find_hardware(on)
         links = MeshLinks.of(mesh, machine)
-        speeds = (links.speed(each.kind, links.bits(each.axes or links.names))[0] for each in self.collectives)
+        speeds = (speed_of(links, each)[0] for each in self.collectives)
         sent = (each.bytes_on_wire * each.count / speed for each, speed in zip(self.collectives, speeds, strict=True))
         return self.flops / machine.peak(dtype) + sum(sent)
 
@@ -105,12 +105,20 @@ class Measured:
         return cls(**{**read, "collectives": found, "unknown": tuple(read["unknown"])})
 
 
-def measure(compiled: Any, mesh: Mapping[str, int], *, seconds_to_compile: float = 0.0) -> Measured:
+def speed_of(links: MeshLinks, collective: Collective) -> tuple[float, float]:
+    """Return the bytes on wire per second and the latency of a collective of a compiled program, as `MeshLinks.speed`."""
+    if collective.inside:
+        return links.speed_within(collective.kind, collective.group, collective.inside)
+    return links.speed(collective.kind, links.bits(collective.axes or links.names))
+
+
+def measure(compiled: Any, mesh: Mapping[str, int], *, domain: int = 0, seconds_to_compile: float = 0.0) -> Measured:
     """Return the compiler's figures for a compiled program.
 
     Args:
       compiled: a `jax.stages.Compiled`.
       mesh: sizes of the axes of the mesh that it was compiled for, in order.
+      domain: the number of devices of a domain (`Hardware.domain`); 0 if all are in one, or it is unknown.
       seconds_to_compile: seconds to store with the figures.
 
     Raises:
@@ -122,7 +130,7 @@ def measure(compiled: Any, mesh: Mapping[str, int], *, seconds_to_compile: float
             "the compiler of these devices does not report how much memory a program needs (memory_analysis() is None): verify "
             "for a TPU topology, or with JAX_PLATFORMS=cpu"
         )
-    found = tuple(find_collectives(text, mesh))
+    found = tuple(find_collectives(text, mesh, domain))
     return Measured(
         arguments=memory.argument_size_in_bytes,
         outputs=memory.output_size_in_bytes,

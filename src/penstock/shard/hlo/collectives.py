@@ -11,13 +11,14 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from penstock.shard.hlo.parse import CALLS, UNCHANGED, Array, Computation, HloProgram, Instruction, parse_hlo
-from penstock.shard.mesh.shapes import describe_mesh
+from penstock.shard.mesh.shapes import describe_mesh, inner_sizes
 
 IndexValues = np.ndarray
 """Integers [devices, n]: n of them on each device."""
@@ -152,6 +153,9 @@ DeviceGroups = Sequence[Sequence[int]]
 
 _REPORT = "this XLA prints it in a form that penstock cannot read; please report it with that line of the program"
 
+_MEGASCALE = "_xla_megascale_transfer_type"
+_IDS_OF_A_SLICE = 100_000
+
 _PHASE = "async_collective_fusion_config"
 """The TPU compiler writes this at an asynchronous collective in each of the fusions that run a phase of it. Channels do not tell
 phases apart: each collective that the compiler combined from others has channel 1, and so may an asynchronous collective."""
@@ -168,6 +172,7 @@ class Collective:
       count: how often it runs in one run of the program.
       axes: the mesh axes that its groups span; () if the groups match no mesh axes.
       guessed: whether its kind, all-reduce or reduce-scatter, was guessed from the size, because the text does not show it.
+      inside: how many devices of a group are in one domain (`Hardware.domain`); 0 if that is unknown.
 
     Examples:
       >>> gather = Collective("all-gather", 1 << 20, group=4, count=1.0, axes=("data",))
@@ -181,6 +186,7 @@ class Collective:
     count: float
     axes: tuple[str, ...]
     guessed: bool = False
+    inside: int = 0
 
     @property
     def bytes_on_wire(self) -> float:
@@ -196,7 +202,7 @@ class Collective:
         return 2 * share if self.kind == "all-reduce" else share
 
 
-def find_collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
+def find_collectives(text: str, mesh: Mapping[str, int], domain: int = 0) -> list[Collective]:
     """Return the collectives of a program, in program order. Collectives of a single device send nothing and are left out.
 
     An asynchronous collective counts once: `-start` and `-done`, or the TPU compiler's fusions of its phases. The body and the
@@ -213,25 +219,41 @@ def find_collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
     outcome are summed. If the offset of a slice cannot be computed from the text, the size of the slice decides, and the
     collectives are marked as `guessed`.
 
+    **Slices.** The TPU compiler makes one program for all slices. Its groups count the devices of a slice. A collective over the
+    network is a `send` and a `recv` of the Megascale runtime, of which the `send` counts.
+
     Args:
-      text: the text of `jax.stages.Compiled.as_text()`, for a program with one partition per device. It leaves out the elements
-        of long constants, so that offsets are unknown from 16 devices on; `measure` has the elements printed.
+      text: the text of `jax.stages.Compiled.as_text()`, for a program with one partition per device, or per device of a slice. It
+        leaves out the elements of long constants, so that offsets are unknown from 16 devices on; `measure` has the elements
+        printed.
       mesh: sizes of the mesh axes, in the order of the mesh.
+      domain: the number of devices of a domain (`Hardware.domain`); 0 if all are in one, or it is unknown.
 
     Raises:
       ValueError: the text is not HLO text, names devices that the mesh does not have, or writes groups or types in a form that
         is unknown here.
     """
-    return _Collectives(parse_hlo(text), mesh).of(parse_hlo(text).entry)
+    return _Collectives(parse_hlo(text), mesh, domain).of(parse_hlo(text).entry)
 
 
 class _Collectives:
-    """The collectives of one program on one mesh."""
+    """The collectives of one program on one mesh.
 
-    def __init__(self, program: HloProgram, mesh: Mapping[str, int]) -> None:
+    Attributes:
+      devices: the devices that the groups count, by their place in the mesh: all of them, or those of a slice.
+      slices: the slices, by their place in the mesh; a single one if the groups count all devices.
+    """
+
+    def __init__(self, program: HloProgram, mesh: Mapping[str, int], domain: int) -> None:
         self.program = program
         self.mesh = mesh
-        self.devices = np.arange(math.prod(mesh.values())).reshape(tuple(mesh.values()))
+        self.domain = domain
+        sizes = tuple(mesh.values())
+        inner = inner_sizes(sizes, program.partitions) if program.partitions < math.prod(sizes) else None
+        inner = inner or sizes
+        self.devices = np.arange(math.prod(inner)).reshape(inner)
+        outer = tuple(size // own for size, own in zip(sizes, inner, strict=True))
+        self.slices = np.arange(math.prod(outer)).reshape(outer)
 
     def of(self, where: Computation) -> list[Collective]:
         """Return the collectives of a computation and of the computations that it runs."""
@@ -240,6 +262,8 @@ class _Collectives:
             kind = instruction.opcode.removesuffix("-start").removeprefix("ragged-")
             if kind in _KINDS:
                 found += self._of_instruction(kind, where, instruction)
+            elif instruction.opcode == "send" and _MEGASCALE in instruction.attributes:
+                found += self._over_network(where, instruction)
             elif instruction.opcode == "while":
                 trips = self.program.counted_trips(where, instruction)
                 once = [each for part in self.program.loop_computations(instruction) for each in self.of(part)]
@@ -266,10 +290,39 @@ class _Collectives:
         bytes_ = total * len(groups[0]) if kind == "all-gather" else total
         return self._sized(kind, bytes_, groups)
 
+    def _over_network(self, where: Computation, send: Instruction) -> list[Collective]:
+        """Return the collective between slices that a `send` starts."""
+        transfer = send.attribute(r'.*?_xla_megascale_transfer_type="(\w+)"') or ""
+        kind = transfer.lower().replace("_", "-")
+        bytes_ = where.operand(send).arrays[0].bytes
+        # Slices are numbered from 1, and a device has a hundred thousand times the number of its slice in its own number.
+        together = re.search(r'_xla_megascale_target="\{([\d,]+)\}x', send.attributes)
+        if together:
+            members = [int(slice_) for slice_ in together[1].split(",")]
+        else:
+            first = re.search(r"_xla_megascale_target=\{\{([^}]*)\}", send.attributes)
+            members = [int(device) // _IDS_OF_A_SLICE for device in re.findall(r"\d+", first[1])] if first else []
+        crossed = sorted(set(members))
+        if not crossed:
+            raise ValueError(f"{send.name} has no _xla_megascale_target of slices: {_REPORT}")
+        axes = self._axes([[slice_ - 1 for slice_ in crossed]], self.slices, partly=True)
+        if kind not in _KINDS:  # a transfer from device to device
+            return [Collective("collective-permute", bytes_, 2, 1.0, axes, inside=1)]
+        bytes_ *= len(members) if kind == "all-gather" else 1
+        return [Collective(kind, bytes_, len(members), 1.0, axes, inside=len(members) // len(crossed))]
+
     def _sized(self, kind: str, bytes_: int, groups: DeviceGroups) -> list[Collective]:
         """Return a collective over groups of devices; none if each group is a single device."""
         size = max(map(len, groups))
-        return [Collective(kind, bytes_, size, 1.0, self._axes(groups))] if size > 1 else []
+        return [Collective(kind, bytes_, size, 1.0, self._axes(groups), inside=self._inside(groups))] if size > 1 else []
+
+    def _inside(self, groups: DeviceGroups) -> int:
+        """Return the least number of devices of a group that are in one domain; 0 if the domains are unknown."""
+        if self.slices.size > 1:
+            return len(groups[0])
+        if not self.domain:
+            return 0
+        return min(min(Counter(device // self.domain for device in group).values()) for group in groups)
 
     def _permute(self, pairs: Iterable[tuple[int, int]], bytes_: int) -> list[Collective]:
         """Return a permute, given its pairs of sender and receiver."""
@@ -282,7 +335,8 @@ class _Collectives:
             chains = [chain for chain in chains if chain not in touched] + [set(pair).union(*touched)]
         size = max(map(len, chains), default=1)
         named = tuple(name for name in self.mesh if name in axes)
-        return [Collective("collective-permute", bytes_, size, 1.0, named)] if size > 1 else []
+        inside = self._inside([sorted(chain) for chain in chains]) if size > 1 else 0
+        return [Collective("collective-permute", bytes_, size, 1.0, named, inside=inside)] if size > 1 else []
 
     def _all_reduce(
         self, where: Computation, instruction: Instruction, operands: Sequence[Array], groups: DeviceGroups
@@ -367,14 +421,21 @@ class _Collectives:
             )
         return groups
 
-    def _axes(self, groups: DeviceGroups) -> tuple[str, ...]:
-        """Return the mesh axes that the groups span; () if the groups match no axes."""
-        places = np.unravel_index(list(groups[0]), self.devices.shape)
-        varying = [position for position, values in enumerate(places) if len(set(values)) > 1]
-        kept = [position for position in range(self.devices.ndim) if position not in varying]
-        size = math.prod(self.devices.shape[position] for position in varying)
-        spans = self.devices.transpose(kept + varying).reshape(-1, size)
-        if {frozenset(group) for group in groups} != {frozenset(map(int, span)) for span in spans}:
+    def _axes(self, groups: DeviceGroups, places: np.ndarray | None = None, partly: bool = False) -> tuple[str, ...]:
+        """Return the mesh axes that the groups span; () if the groups match no axes.
+
+        Args:
+          places: what the groups count, by the place in the mesh; None: the devices.
+          partly: whether the groups are only some of those that span these axes.
+        """
+        devices = self.devices if places is None else places
+        found = np.unravel_index(list(groups[0]), devices.shape)
+        varying = [position for position, values in enumerate(found) if len(set(values)) > 1]
+        kept = [position for position in range(devices.ndim) if position not in varying]
+        size = math.prod(devices.shape[position] for position in varying)
+        spans = {frozenset(map(int, span)) for span in devices.transpose(kept + varying).reshape(-1, size)}
+        given = {frozenset(group) for group in groups}
+        if not (given <= spans if partly else given == spans):
             return ()
         return tuple(name for position, name in enumerate(self.mesh) if position in varying)
 

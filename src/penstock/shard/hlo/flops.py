@@ -28,7 +28,7 @@ _FREE = frozenset((
     "add-dependency", "after-all", "bitcast", "broadcast", "concatenate", "constant", "copy", "domain", "dynamic-reshape",
     "dynamic-slice", "dynamic-update-slice", "gather", "get-dimension-size", "get-tuple-element", "infeed", "iota",
     "opt-barrier", "optimization-barrier", "outfeed", "pad", "parameter", "partition-id", "replica-id", "reshape",
-    "reverse", "set-dimension-size", "slice", "topk", "transpose", "tuple", "rng", "rng-bit-generator",
+    "recv", "reverse", "send", "set-dimension-size", "slice", "topk", "transpose", "tuple", "rng", "rng-bit-generator",
     "rng-get-and-update-state",
     # Transcendental functions.
     "acos", "acosh", "asin", "asinh", "atan2", "atanh", "cbrt", "cosh", "cosine", "erf", "exponential",
@@ -40,8 +40,8 @@ _FREE = frozenset((
 _FREE_TARGETS = frozenset((
     "AllocateBuffer", "AssumeGatherIndicesInBound", "AsyncCollectiveDone", "AsyncCollectiveStart", "ConcatBitcast",
     "CreateBuffer", "GatherScatterIndicesBitpacked", "LayoutConstraint", "MoveToDevice", "MoveToHost", "PadToStatic",
-    "PinToDevice", "PinToDeviceSram", "SPMDFullToShardShape", "SPMDShardToFullShape", "Sharding", "SliceToDynamic", "TopK",
-    "X64Combine", "X64SplitHigh", "X64SplitLow", "annotate_device_placement", "xla.sdy.FuncResultSharding",
+    "PinToDevice", "PinToDeviceSram", "SPMDFullToShardShape", "SPMDShardToFullShape", "Sharding", "SliceId", "SliceToDynamic",
+    "TopK", "X64Combine", "X64SplitHigh", "X64SplitLow", "annotate_device_placement", "xla.sdy.FuncResultSharding",
     "xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape", "xla.sdy.PropagationBarrier", "xla.sdy.ShardingGroup",
 ))
 # fmt: on

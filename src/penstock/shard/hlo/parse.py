@@ -155,10 +155,13 @@ class HloProgram:
       computations: name → computation.
       entry: the computation that the program runs.
       callers: name of a computation → the instructions that run it, each with its own computation.
+      partitions: the number of devices that its groups of devices count; 0 if the text does not say. The TPU compiler counts
+        the devices of a slice.
     """
 
-    def __init__(self, computations: Mapping[str, Computation], entry: str) -> None:
+    def __init__(self, computations: Mapping[str, Computation], entry: str, partitions: int = 0) -> None:
         self.computations = computations
+        self.partitions = partitions
         self.entry = computations[entry]
         self.callers: dict[str, list[tuple[Computation, Instruction]]] = defaultdict(list)
         for computation in computations.values():
@@ -360,7 +363,8 @@ def parse_hlo(text: str) -> HloProgram:
             entry = name if header[1] else entry
     if not entry:
         raise ValueError("not a program in HLO text: there is no ENTRY computation in it")
-    return HloProgram(computations, entry)
+    partitions = re.search(r"\bnum_partitions=(\d+)", text.partition("\n\n")[0])
+    return HloProgram(computations, entry, int(partitions[1]) if partitions else 0)
 
 
 def _instruction(name: str, rest: str) -> Instruction | None:

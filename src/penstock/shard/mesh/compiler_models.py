@@ -46,6 +46,8 @@ class CompilerModel:
         for the compilers of accelerators.
       scatters: the most devices over which it scatters a sum. Over more, each device has the full sum and takes its slice, which
         sends twice as much: seen for FSDP over 64 TPUs, and not over 32.
+      scatters_over_network: whether it scatters a sum over devices of several domains (`Hardware.domain`). Between slices of
+        TPUs, the Megascale runtime has no reduce-scatter: each has the full sum.
       tiles: whether arrays are stored in tiles of 8 × 128 elements.
       packing: the ratio of the memory for temporary arrays to the bytes that are live at the peak. The compiler places arrays at
         fixed offsets, which leaves gaps.
@@ -71,6 +73,7 @@ class CompilerModel:
     reserve: int = 0
     split_from: float = math.inf
     scatters: float = math.inf
+    scatters_over_network: bool = True
 
     def rounds(self, dtype: Any) -> bool:
         """Return whether products of the default precision read operands of a dtype as bfloat16."""
@@ -126,6 +129,7 @@ TPU = CompilerModel(
     reserve=2400,
     split_from=16 << 20,
     scatters=32,
+    scatters_over_network=False,
 )
 
 COMPILER_MODELS = {each.name: each for each in (TPU, GPU, CPU)}

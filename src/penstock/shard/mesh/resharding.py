@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.shard.mesh.compiler_models import COMPILER_MODELS, CompilerModel
 from penstock.shard.mesh.hardware import Hardware
 
 Layout = tuple[int, ...]
@@ -49,7 +50,7 @@ class MeshLinks:
       bandwidth, latency: bytes/s, and seconds of one step of a ring, between devices of one domain.
       domain: the number of devices of a domain; 0 if all devices are in one.
       network_bandwidth, network_latency: the same figures between devices of different domains.
-      scatters: the most devices over which the compiler scatters a sum (`CompilerModel.scatters`).
+      scatters, scatters_over_network: where the compiler scatters a sum, as in `CompilerModel`.
       reduce_scatters: whether a reduce-scatter takes half the time of an all-reduce (`Hardware.reduce_scatters`).
     """
 
@@ -61,14 +62,20 @@ class MeshLinks:
     network_bandwidth: float = 0.0
     network_latency: float = 0.0
     scatters: float = math.inf
+    scatters_over_network: bool = True
     reduce_scatters: bool = True
     _steps: dict = field(default_factory=dict, repr=False)
     _shards: dict = field(default_factory=dict, repr=False)
     _speeds: dict = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(cls, mesh: Mapping[str, int], hardware: Hardware, scatters: float = math.inf) -> MeshLinks:
-        """Return the links of a mesh of this hardware."""
+    def of(cls, mesh: Mapping[str, int], hardware: Hardware, compiler: CompilerModel | None = None) -> MeshLinks:
+        """Return the links of a mesh of this hardware.
+
+        Args:
+          compiler: the compiler that makes the programs; None: the compiler of the hardware.
+        """
+        compiler = compiler or COMPILER_MODELS[hardware.platform]
         return cls(
             tuple(mesh),
             tuple(mesh.values()),
@@ -77,7 +84,8 @@ class MeshLinks:
             hardware.domain_of(math.prod(mesh.values())),
             hardware.network_bandwidth,
             hardware.network_latency,
-            scatters,
+            compiler.scatters,
+            compiler.scatters_over_network,
             hardware.reduce_scatters,
         )
 
@@ -133,15 +141,22 @@ class MeshLinks:
           targets: the masks of the layouts after [targets, dimensions].
         """
         most = 1 << len(self.sizes)
-        few = np.array([self.shards(axes) <= self.scatters for axes in range(most)])
+        scatterable = np.array([self.scatterable(axes) for axes in range(most)])
         before, after = [each[:, None] for each in sources.T], [each[None] for each in targets.T]
         have, want, scattered, reduced, _, exchanged, _ = _find_masks(
-            before, after, partial[:, None], lambda axes: np.where(few[axes], axes, 0)
+            before, after, partial[:, None], lambda axes: scatterable[axes]
         )
         number = np.zeros((len(sources), len(targets)), dtype=np.int64)
         for mask in (have, want, scattered, reduced, exchanged):
             number = number * most + mask
         return number
+
+    def scatterable(self, axes: int) -> int:
+        """Return the axes over which the compiler scatters a sum, of those over which it could be scattered."""
+        if not self.scatters_over_network:
+            within = (1 << bit for bit, size in enumerate(self.sizes) if self.inside(1 << bit) == size)
+            axes &= sum(within)
+        return axes if self.shards(axes) <= self.scatters else 0
 
     def seconds(self, step: ReshardStep) -> float:
         """Return the seconds of a collective by the α–β model: bytes on wire / bandwidth + latency.
@@ -160,14 +175,15 @@ class MeshLinks:
         """
         key = (kind, axes)
         if key not in self._speeds:
-            n, inside = self.shards(axes), self.inside(axes)
-            speeds = self.bandwidth, self.latency
-            if inside < n:
-                ways = {"all-to-all": (n - 1) / (n - inside), "collective-permute": 1, "collective-broadcast": 1}
-                bandwidth = min(self.bandwidth, self.network_bandwidth * ways.get(kind, inside))
-                speeds = bandwidth, self.network_latency
-            self._speeds[key] = speeds
+            self._speeds[key] = self.speed_within(kind, self.shards(axes), self.inside(axes))
         return self._speeds[key]
+
+    def speed_within(self, kind: str, devices: int, inside: int) -> tuple[float, float]:
+        """Return the same for a collective over a number of devices, of which `inside` are in one domain."""
+        if inside >= devices:
+            return self.bandwidth, self.latency
+        ways = {"all-to-all": (devices - 1) / (devices - inside), "collective-permute": 1, "collective-broadcast": 1}
+        return min(self.bandwidth, self.network_bandwidth * ways.get(kind, inside)), self.network_latency
 
     def inside(self, axes: int) -> int:
         """Return how many of the devices of a collective over some axes are in one domain.
@@ -192,7 +208,7 @@ class MeshLinks:
         nothing, then exchange between dimensions, and gather last.
         """
         steps = []
-        masks = _find_masks(source, target, partial, lambda axes: axes if self.shards(axes) <= self.scatters else 0)
+        masks = _find_masks(source, target, partial, self.scatterable)
         have, _, scattered, reduced, sliced, exchanged, gathered = masks
         local_bytes = size / self.shards(have)
         layout = list(source)

@@ -67,22 +67,31 @@ def order_devices(shape: Mapping[str, int], devices: Sequence[Any]) -> Any:
     slices: dict[int, list[Any]] = {}
     for device in devices:
         slices.setdefault(getattr(device, "slice_index", 0) if device.platform == "tpu" else 0, []).append(device)
-    inner, left = [], len(devices) // len(slices)
-    for size in reversed(list(shape.values())):
-        inner.append(math.gcd(size, left))
-        left //= inner[-1]
-    # An axis is within a slice, or across slices, or it is the one that the border cuts.
-    borders = sum(1 < own < size for own, size in zip(reversed(inner), shape.values(), strict=True))
-    if left > 1 or borders > 1 or len({len(each) for each in slices.values()}) > 1:
+    sizes, size = tuple(shape.values()), len(devices) // len(slices)
+    inner = inner_sizes(sizes, size)
+    if inner is None or {len(each) for each in slices.values()} != {size}:
         raise ValueError(
-            f"mesh {describe_mesh(shape)} does not divide into {len(slices)} slices of {len(devices) // len(slices)} devices: "
+            f"mesh {describe_mesh(shape)} does not divide into {len(slices)} slices of {size} devices: "
             "the product of the sizes of its last axes has to divide that number, or to be a multiple of it"
         )
     # An axis may be a part of a physical axis, as with 8 × 2 devices of "v5e:4x4".
-    arrays = [
-        mesh_utils.create_device_mesh(tuple(reversed(inner)), each, allow_split_physical_axes=True) for each in slices.values()
-    ]
-    return np.stack(arrays).reshape(tuple(shape.values()))
+    arrays = [mesh_utils.create_device_mesh(inner, each, allow_split_physical_axes=True) for each in slices.values()]
+    return np.stack(arrays).reshape(sizes)
+
+
+def inner_sizes(sizes: Sequence[int], domain: int) -> tuple[int, ...] | None:
+    """Return how much of each mesh axis is in one domain; None if domains cut the mesh unevenly. Devices are numbered row by row.
+
+    >>> inner_sizes((2, 8), 8), inner_sizes((4, 4), 8), inner_sizes((16,), 8), inner_sizes((4, 6), 8)
+    ((1, 8), (2, 4), (8,), None)
+    """
+    inner: list[int] = []
+    left = domain
+    for size in reversed(sizes):
+        inner.append(math.gcd(size, left))
+        left //= inner[-1]
+    cut = [1 < own < size for own, size in zip(reversed(inner), sizes, strict=True)]
+    return None if left > 1 or sum(cut) > 1 else tuple(reversed(inner))
 
 
 def describe_mesh(shape: Mapping[str, int]) -> str:

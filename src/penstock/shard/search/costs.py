@@ -339,7 +339,7 @@ def build_costs(model: StepModel, mesh: Mapping[str, int], hardware: Hardware, b
       batch: nodes of the inputs that are a batch. Each is stored along its batch dimension over all axes that divide it, so that
         each process reads only its own rows.
     """
-    links = MeshLinks.of(mesh, hardware, model.compiler.scatters)
+    links = MeshLinks.of(mesh, hardware, model.compiler)
     program = model.program
     stored = tuple((model.graph.leaf[value], program.values[value].bytes) for value in program.inputs)
     pinned = {node: _rows_layout(model.graph, node, links) for node in batch if model.graph.nodes[node].fixed is None}
