@@ -333,6 +333,14 @@ if importlib.util.find_spec("libtpu"):
         assert windows, "this compiler writes no maximum as a window: take another softmax"
         assert counted == pytest.approx(wanted, rel=0.01)
 
+    def test_slices_that_are_not_here():
+        (found,) = measure_exported([tpu_program()], topology="2xv5e:2x2")
+        assert found.flops == pytest.approx(directly().flops, rel=0.05)
+        assert not found.unknown
+        over_network = [each for each in found.collectives if each.inside < each.group]
+        assert {each.axes for each in over_network} == {("data",)}
+        assert {each.axes for each in found.collectives} == {("data",), ("model",)}
+
     def test_chips_of_v4():
         (found,) = measure_exported([tpu_program()], topology="v4:2x2x2")
         assert found.flops == pytest.approx(directly().flops, rel=0.05)

@@ -270,6 +270,64 @@ def test_a_collective_that_the_gpu_compiler_runs_as_a_kernel_of_its_own_counts_o
     assert not describe_unknown_costs(GPU_FUSED)
 
 
+# Two slices of eight chips: the program counts the devices of a slice. Attributes that nothing reads are left out.
+SLICES = """
+HloModule jit_f, is_scheduled=true, num_partitions=8
+
+%add (a: f32[], b: f32[]) -> f32[] {{
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}}
+
+ENTRY %main (x: f32[256,1024]) -> f32[256,1024] {{
+  %x = f32[256,1024]{{1,0}} parameter(0)
+  %slice = u32[] custom-call(), custom_call_target="SliceId"
+  %after-all = token[] after-all()
+  %send = (f32[256,1024]{{1,0}}, u32[]{{:S(2)}}, token[]) send(%x, %after-all), channel_id=2, is_host_transfer=true, frontend_attributes={{_xla_host_transfer_handler_name="xla_megascale_runtime",{attributes}}}
+  %recv = (f32[256,1024]{{1,0}}, u32[]{{:S(2)}}, token[]) recv(%after-all), channel_id=1, is_host_transfer=true, frontend_attributes={{_xla_host_transfer_handler_name="xla_megascale_runtime",{attributes}}}
+  %send-done = token[] send-done(%send), channel_id=2, is_host_transfer=true
+  %recv-done = (f32[256,1024]{{1,0}}, token[]) recv-done(%recv), channel_id=1, is_host_transfer=true
+  %received = f32[256,1024]{{1,0}} get-tuple-element(%recv-done), index=0
+  ROOT %inside = f32[256,1024]{{1,0}} all-reduce(%received), channel_id=3, replica_groups={{{{0,1,2,3}},{{4,5,6,7}}}}, to_apply=%add, backend_config={{}}
+}}
+"""  # noqa: E501
+SIZE = 4 * 256 * 1024
+ALL_SLICES = '_xla_megascale_target="{1,2}x{0:7}"'
+PAIRS = "_xla_megascale_target={{100000,200000},{100001,200001},{100002,200002}}"
+EVERY = "_xla_megascale_target={{100000,100001,100002,100003,200000,200001,200002,200003}}"
+CHAIN = "_xla_megascale_target={{100000->200000},{200000->100000}}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "wanted"),
+    [
+        ("ALL_REDUCE", ALL_SLICES, Collective("all-reduce", SIZE, 2, 1.0, ("slice",), inside=1)),
+        ("ALL_GATHER", ALL_SLICES, Collective("all-gather", 2 * SIZE, 2, 1.0, ("slice",), inside=1)),
+        ("ALL_REDUCE", PAIRS, Collective("all-reduce", SIZE, 2, 1.0, ("slice",), inside=1)),
+        ("ALL_TO_ALL", EVERY, Collective("all-to-all", SIZE, 8, 1.0, ("slice",), inside=4)),
+        ("ONE_TO_ONE", CHAIN, Collective("collective-permute", SIZE, 2, 1.0, ("slice",), inside=1)),
+    ],
+)
+def test_a_collective_between_slices_is_read_from_its_send(kind, target, wanted):
+    text = SLICES.format(attributes=f'{target},_xla_megascale_transfer_type="{kind}"')
+    mesh = {"slice": 2, "data": 2, "model": 4}
+    over_network, inside = find_collectives(text, mesh)
+    assert over_network == wanted
+    assert inside == Collective("all-reduce", SIZE, 4, 1.0, ("model",), inside=4)
+    assert not describe_unknown_costs(text)
+    assert find_collectives(text, {"data": 4, "model": 4})[1].axes == ("model",)
+
+
+def test_the_devices_of_a_group_in_one_host_are_counted():
+    text = program(
+        "ROOT %r = f32[8,16]{1,0} all-reduce(%p), channel_id=1, replica_groups={{0,4},{1,5},{2,6},{3,7}}, to_apply=%add"
+    )
+    assert [find_collectives(text, MESH, domain)[0].inside for domain in (0, 2, 4)] == [0, 1, 1]
+    text = program("ROOT %r = f32[8,16]{1,0} all-reduce(%p), channel_id=1, replica_groups=[1,8]<=[8], to_apply=%add")
+    assert [find_collectives(text, MESH, domain)[0].inside for domain in (0, 2, 4)] == [0, 2, 4]
+
+
 def test_a_reduce_scatter_of_the_tpu_compiler():
     assert find_collectives(TPU_REDUCE_SCATTER, MESH) == [
         Collective("reduce-scatter", 4 * 64 * 64, 4, 1.0, ("model",)),
