@@ -108,8 +108,8 @@ def plan_measurement(task: Task, baselines: Sequence[BaselineScore], plan: PlanS
         values["memory"] = 100 * plan.score.memory / plan.limit_bytes
     if plan.planning is not None:
         values["planning"] = plan.planning
-    if plan.ablation is not None:
-        values["without baselines"] = plan.ablation
+    if plan.gap is not None:
+        values["proved gap"] = 100 * plan.gap
     values["refusals"] = float(plan.refused)
     values, missed = _finite(values)
     exempt = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +17,7 @@ from penstock.shard.mesh.shapes import abstract_mesh
 from penstock_bench.suites.shard import planning, real, steps
 from penstock_bench.suites.shard.baselines import Baseline, baselines, laid_out
 from penstock_bench.suites.shard.flat_step import compile_elsewhere
-from penstock_bench.suites.shard.planning import Asked, own_baselines, plan_within, reason, without_baselines
+from penstock_bench.suites.shard.planning import Asked, own_baselines, plan_within, reason
 from penstock_bench.suites.shard.scores import BaselineScore, OwnBaseline, PlanScore
 from penstock_bench.suites.shard.task import LIMITS, TIGHT, Compiler, Task
 from penstock_bench.suites.shard.zoo import Model
@@ -74,16 +73,8 @@ def measure_task(task: Task, folder: Path) -> Found:
         if found is not None and score.score is not None:
             found.save(plan_path(folder, task, score.limit))
     first = next((found for _, found in made if found is not None), None)
-    if not task.compared_with_own_search:
-        return Found(tried, [score for score, _ in made], [])
-    scores = [score if found is None else _with_ablation(asked, task.axes, score) for score, found in made]
-    return Found(tried, scores, own_baselines(asked, first) if first else [])
-
-
-def _with_ablation(asked: Asked, axes: dict[str, int], score: PlanScore) -> PlanScore:
-    """Return the score of a plan with what its search finds without baselines to start from."""
-    assert score.limit_bytes is not None  # there is a plan
-    return replace(score, ablation=without_baselines(asked, axes, score.limit_bytes))
+    own = own_baselines(asked, first) if first and task.compared_with_own_baselines else []
+    return Found(tried, [score for score, _ in made], own)
 
 
 def _limits(tried: Sequence[BaselineScore]) -> dict[str, int | None]:
@@ -158,4 +149,4 @@ def plan_case(name: str) -> float:
     """Return the seconds to plan for a case whose layers are unrolled, without compilation."""
     case = real.load(name, unrolled=True)
     asked = asked_of_case(case, Compiler.of_label(case.topology))
-    return planning.search_seconds(asked, find_hardware(asked.compiler.hardware).memory)
+    return planning.search(asked, find_hardware(asked.compiler.hardware).memory)[0]

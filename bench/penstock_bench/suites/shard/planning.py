@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 import warnings
 from collections import Counter
@@ -15,12 +14,9 @@ from penstock.errors import CompileError, PlanError
 from penstock.shard import Hardware, Plan
 from penstock.shard.hlo.analysis import Measured
 from penstock.shard.hlo.topologies import find_topology
-from penstock.shard.mesh.compiler_models import COMPILER_MODELS
 from penstock.shard.mesh.hardware import find_hardware
 from penstock.shard.mesh.shapes import describe_mesh
 from penstock.shard.plan import plan
-from penstock.shard.search.solver import prepare_meshes, search_meshes
-from penstock.shard.trace.step import trace
 from penstock_bench.suites.shard.scores import OwnBaseline, PlanScore, Prediction, Score
 from penstock_bench.suites.shard.task import Compiler
 from penstock_bench.suites.shard.time_limit import time_limit
@@ -70,14 +66,15 @@ def hardware_of(compiler: Compiler) -> Hardware:
     return replace(found, name=f"{found.name}, compiled for CPU", platform="cpu")
 
 
-def search_seconds(asked: Asked, memory: int) -> float:
-    """Return the seconds that planning takes without compilation: tracing, and the search for the limit in bytes."""
+def search(asked: Asked, memory: int) -> tuple[float, float | None]:
+    """Plan for the limit in bytes without compilation: trace and search. Return the seconds, and the proved gap of the plan."""
+    gap = None
     begin = time.perf_counter()
     with warnings.catch_warnings(), time_limit(_SEARCH_LIMIT):
         warnings.simplefilter("ignore")  # the compiled plan's warnings are reported
         with contextlib.suppress(PlanError):  # the arguments alone exceed the limit
-            asked.plan(memory, check=False)
-    return time.perf_counter() - begin
+            gap = asked.plan(memory, check=False).gap
+    return time.perf_counter() - begin, gap
 
 
 def plan_within(asked: Asked, limit: str, memory: int | None) -> tuple[PlanScore, Plan | None]:
@@ -92,7 +89,8 @@ def plan_within(asked: Asked, limit: str, memory: int | None) -> tuple[PlanScore
     score = PlanScore(limit, memory)
     made = None
     try:
-        score = replace(score, planning=search_seconds(asked, memory))
+        planning, gap = search(asked, memory)
+        score = replace(score, planning=planning, gap=gap)
         made, score = _checked(asked, memory, score)
         return replace(score, score=asked.score(_measured(made, asked.compiler), made.mesh_shape)), made
     except PlanError as error:
@@ -134,23 +132,6 @@ def own_baselines(asked: Asked, made: Plan) -> list[OwnBaseline]:
             measured = baseline.verify(asked.compiler.topology).measured
             found.append(OwnBaseline(name, _prediction(baseline), asked.score(measured, baseline.mesh_shape)))
     return found
-
-
-def without_baselines(asked: Asked, mesh: dict[str, int], memory: int) -> float:
-    """Return an ablation: the predicted time of a search without the baselines, over the time of a search with them.
-
-    Args:
-      mesh: sizes of the mesh axes.
-      memory: the limit in bytes.
-    """
-    hardware = hardware_of(asked.compiler)
-    traced = trace(asked.step, (asked.state, asked.batch))
-    prepared = prepare_meshes(traced, [mesh], hardware, None, {}, COMPILER_MODELS[hardware.platform])
-    without = [replace(each, baselines={}) for each in prepared]
-    alone, both = (search_meshes(meshes, memory).candidate for meshes in (without, prepared))
-    if alone.memory > memory >= both.memory:
-        return math.inf
-    return alone.seconds / both.seconds if both.seconds else 1.0
 
 
 def score_of(measured: Measured, on: Hardware, dtype: str, mesh: Mapping[str, int]) -> Score:

@@ -75,7 +75,8 @@ class PlanScore:
       reason: why there is no score.
       refused: the planner found that nothing fits; otherwise a missing score is an error.
       notes: the warnings of the planner.
-      ablation: the predicted time of a search that does not start from baselines, over this one's; None if unknown.
+      gap: the fraction by which a layout may be faster than the fastest that was found, by the estimate (`Plan.gap`); None if
+        nothing is predicted to fit.
     """
 
     limit: str
@@ -88,7 +89,7 @@ class PlanScore:
     reason: str = ""
     refused: bool = False
     notes: tuple[str, ...] = ()
-    ablation: float | None = None
+    gap: float | None = None
 
 
 @dataclass(frozen=True)

@@ -122,8 +122,8 @@ class Task:
         return dict(zip(_AXES[len(sizes)], sizes, strict=True))
 
     @property
-    def compared_with_own_search(self) -> bool:
-        """Return whether its plans are also compared with the planner's own baselines, and its search without them.
+    def compared_with_own_baselines(self) -> bool:
+        """Return whether its plans are also compared with the planner's own baselines.
 
         That takes as long as all else, and says nothing new for the 74 steps of Keras Hub.
         """

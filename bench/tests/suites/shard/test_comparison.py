@@ -30,7 +30,7 @@ BASELINES = (
 
 
 def planned(seconds: float, memory: int = GB, limit: int = 2 * GB, **more) -> PlanScore:
-    given = {"planning": 1.0, "score": score(seconds, memory), "predicted": Prediction(100, memory, 1000.0), **more}
+    given = {"planning": 1.0, "gap": 0.004, "score": score(seconds, memory), "predicted": Prediction(100, memory, 1000.0), **more}
     return PlanScore("half", limit, **given)
 
 
@@ -54,7 +54,18 @@ def verdicts(*plans: PlanScore) -> dict[str, Verdict]:
 
 
 def named(found: tuple[Verdict, ...]) -> dict[str, Verdict]:
-    names = ["never slower", "faster", "kept", "refusals", "arguments", "memory", "worst memory", "bytes_on_wire", "planning"]
+    names = [
+        "never slower",
+        "faster",
+        "kept",
+        "refusals",
+        "arguments",
+        "memory",
+        "worst memory",
+        "bytes_on_wire",
+        "gap",
+        "planning",
+    ]
     return dict(zip(names, found, strict=True))
 
 
@@ -157,7 +168,7 @@ def test_baselines_of_the_planner_count_among_predictions_only():
     found = named(judged(plans_workload([TASK]), {f"mlp 8 {name}": each for name, each in made.items()}))
     assert found["worst memory"].misses == ("mlp 8 planner's ZeRO-1: 100.0 %",)
     assert {name: verdict.counted for name, verdict in found.items() if verdict.counted != 2} == {
-        **dict.fromkeys(["never slower", "faster", "kept", "refusals", "planning"], 1)
+        **dict.fromkeys(["never slower", "faster", "kept", "refusals", "gap", "planning"], 1)
     }
 
 
@@ -172,8 +183,11 @@ def test_a_program_that_sends_nothing_is_predicted_or_not(predicted, met):
     assert verdicts(silent)["bytes_on_wire"].met is met
 
 
-def test_planning_has_a_limit():
-    assert verdicts(planned(1.0, planning=12.34))["planning"].misses == ("plan 0: 12.34 s",)
+def test_planning_and_what_is_not_proved_have_a_limit():
+    found = verdicts(planned(1.0, planning=12.34, gap=0.03))
+    assert found["planning"].misses == ("plan 0: 12.34 s",)
+    assert found["gap"].misses == ("plan 0: 3.000 %",)
+    assert verdicts(planned(1.0, gap=None))["gap"].counted == 0
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from penstock import cli
 from penstock.shard.hlo.analysis import Measured
 from penstock.shard.hlo.collectives import Collective
+from penstock.shard.mesh.hardware import find_hardware
 from penstock_bench import progress, rounds
 from penstock_bench.model import Measurement
 from penstock_bench.process import Finished
@@ -88,7 +89,7 @@ def test_what_is_unknown_of_a_score_is_said_beside_it(bench, capsys):
 
 def test_a_score_has_what_is_unknown_of_the_program():
     guess = Collective("reduce-scatter", 512, 8, 2.0, ("data",), guessed=True)
-    found = score_of(Measured(1, 1, 1, 1, 1e9, (guess,), 0.0, ("why",)), "tpu-v5e", "float32")
+    found = score_of(Measured(1, 1, 1, 1, 1e9, (guess,), 0.0, ("why",)), find_hardware("tpu-v5e"), "float32", {"data": 8})
     assert found.unknown == ("why",)
     assert found.collectives == ("2 reduce-scatter over data (guessed)",)
 
