@@ -27,7 +27,7 @@ from penstock.shard.hlo.topologies import find_topology
 from penstock_bench.suites.shard.zoo.model import PyTree
 
 _READERS = (analysis, collectives, flops, parse)
-_COMPILERS = ("jax", "jaxlib", "libtpu", "jax-cuda12-pjrt")
+_COMPILERS = ("jax", "jaxlib", "libtpu", "jax-cuda12-pjrt", "jax-cuda13-pjrt")
 
 
 class FlatStep(NamedTuple):

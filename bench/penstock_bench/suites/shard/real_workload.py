@@ -1,4 +1,4 @@
-"""Make the workloads of real sizes: plans against layouts by hand, in the programs of the TPU compiler; and the time to plan."""
+"""Make the workloads of real sizes: plans against layouts by hand, in the programs of TPU and GPU compilers; and the time to plan."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ SMALL_CASE = "llama-small-8"
 _UNROLLED = {"llama-7b-64": 10.0, "llama-70b-64": 30.0}
 _TIME_LIMIT = 12 * 3600.0  # up to ten layouts, for each of which the compiler takes minutes
 _NEEDS = ("optax",)
-_SIZE = Size(HARDWARE, "the TPU compiler")
+_SIZE = Size(HARDWARE, "the compiler of each")
 _METHOD = (
     "Steps of real sizes, with scanned layers that are computed again in the backward pass. The planner searches the mesh too; "
-    "the layouts by hand have constraints inside of the step. The limit is the memory of a chip. The model of memory was not "
+    "the layouts by hand have constraints inside of the step. The limit is the memory of a device. The model of memory was not "
     "calibrated on these steps."
 )
 
@@ -29,7 +29,7 @@ def real_workload(cases: Sequence[str]) -> Workload:
     tasks = [task_of(name) for name in cases]
     return Workload(
         name=REAL,
-        title="plans for real sizes on {hardware} against the best layouts by hand, in the programs of {compiler}",
+        title="plans for real sizes on TPUs and GPUs against the best layouts by hand, in the programs of {compiler}",
         metrics=METRICS,
         baseline=None,
         variants=tuple(Variant(task.model, partial(_score, task), _NEEDS) for task in tasks),
