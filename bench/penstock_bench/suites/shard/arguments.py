@@ -16,8 +16,9 @@ _EPILOG = f"""suites:
   outside  23 steps of other packages: pip install -e "bench[outside]"
   keras    all backbones of Keras Hub, small and with random weights; twelve of them are fitted under AutoShardDistribution
   real     Llama 3B to 13B and mixtures of experts on 16 to 64 devices, each for its own topology: v5e, two slices of it, or
-           hosts of H100. It takes hours, as a compiler takes minutes for each layout. Set PENSTOCK_BENCH_CACHE to a folder, which keeps its figures of layouts by hand: a run that
-           was interrupted goes on there, and later runs do not compile them again.
+           hosts of H100. It takes hours, as a compiler takes minutes for each layout. Set PENSTOCK_BENCH_CACHE to a folder,
+           which keeps the figures of layouts by hand: a run that was interrupted goes on there, and later runs do not compile
+           them again.
 
 examples:
   penstock bench shard --only gpt2 --mesh 2x4 --html plans.html

@@ -1,4 +1,4 @@
-"""Make the workloads of real sizes: plans against layouts by hand, in the programs of TPU and GPU compilers; and the time to plan."""
+"""Make the workloads of real sizes: plans against layouts by hand, by the programs of compilers; and the time to plan."""
 
 from __future__ import annotations
 
