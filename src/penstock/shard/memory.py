@@ -14,17 +14,12 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import os
-import re
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
 
 from penstock._bytes import counted, format_bytes
-from penstock._jax import source_frames
 from penstock.errors import CompileError, CompilerFailedError, CompilerMemoryError, PlanError
 from penstock.shard.apply.sharding_constraints import ShardingConstraints
 from penstock.shard.compiler import Compiler
@@ -38,6 +33,7 @@ from penstock.shard.search.baselines import FSDP, MEGATRON, MEGATRON_FSDP, by_la
 from penstock.shard.search.costs import Assignment, PlannedCollective, Proof, live_values_at_peak
 from penstock.shard.search.solver import MeshPlan, PreparedMesh
 from penstock.shard.trace.flat_program import ALIASES, FlatProgram, Op
+from penstock.shard.trace.source_lines import describe_source
 from penstock.shard.trace.step import TracedStep
 from penstock.shard.wording import format_share, format_type
 
@@ -67,12 +63,6 @@ _MORE_COSTLY = 1.05
 _CONTENDERS = 8
 """The most contenders that are compiled."""
 CHOSEN_BY_PROGRAM = "chosen because its compiled program costs less than the program of the plan of least predicted cost"
-_TRACING = tuple(f"{folder}{os.sep}" for folder in (Path(__file__).parent / "trace", Path(__file__).parents[1] / "keras"))
-"""The folders of the code that calls the step. Frames further out are not part of the step."""
-_TRANSFORMATIONS = re.compile(r"\b(?:jvp|transpose|vmap|checkpoint|rematted_computation)\(|\)")
-"""The names that JAX adds to the names of scopes."""
-_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-"""Parts of the paths of files that belong to installed packages."""
 
 Search = Callable[[float], MeshPlan]
 Write = Callable[[MeshPlan], PlanRecord]
@@ -597,35 +587,3 @@ def _find_makers(program: FlatProgram, roots: Mapping[int, int]) -> dict[int, Op
         if inside is not None and (maker := makers.get(roots.get(inside, inside))) is not None:
             makers.setdefault(outside, maker)
     return makers
-
-
-def describe_source(sources: Sequence[Any]) -> str:
-    """Return the line that makes an operation: "model.py:42 (block)".
-
-    A line of an installed package is followed by the line of the user's code that calls the package. If there is none, as for the
-    layers of Keras, the name of the scope follows, which is the path of the layer. The text is "" if the line is unknown.
-
-    Args:
-      sources: where the equation was traced, then where the equations around it were. JAX ends the first at the call of a jitted
-        function, where the next continues.
-    """
-    frames = [frame for source in sources for frame in _frames_of_step(source)]
-    if not frames:
-        return ""
-    own = next((frame for frame in frames if not any(part in frame[0] for part in _INSTALLED)), None)
-    line = _describe(frames[0])
-    if own is None:
-        scope = _TRANSFORMATIONS.sub("", str(sources[0].name_stack))
-        return f"{line}, in {scope!r}" if scope else line
-    return line if own == frames[0] else f"{line}, called from {_describe(own)}"
-
-
-def _frames_of_step(source: Any) -> list[tuple[str, int, str]]:
-    """Return the frames of an equation inside of the step, the innermost first."""
-    return list(itertools.takewhile(lambda frame: not frame[0].startswith(_TRACING), source_frames(source)))
-
-
-def _describe(frame: tuple[str, int, str]) -> str:
-    """Return a frame as text."""
-    file, line, function = frame
-    return f"{os.path.basename(file)}:{line} ({function})"

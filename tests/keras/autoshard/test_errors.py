@@ -300,7 +300,7 @@ def test_a_layout_map_that_does_not_fit():
 
 def test_an_operation_is_described_by_the_layer_that_makes_it():
     """As in the activations that an error about memory lists."""
-    from penstock.shard.memory import describe_source
+    from penstock.shard.trace.source_lines import describe_source
 
     def build():
         return compiled(keras.Sequential([layers.Dense(16, name="up"), layers.Dense(CLASSES, "softmax", name="down")]))
