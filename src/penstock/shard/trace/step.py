@@ -209,7 +209,8 @@ class TracedStep:
     """A traced step function.
 
     Attributes:
-      closed: its closed jaxpr.
+      closed: its closed jaxpr, with consecutive sums merged.
+      unmerged: the same before sums were merged.
       program: the jaxpr as a flat program.
       inputs: leaves of all arguments, in order.
       outputs: leaves of the results.
@@ -220,9 +221,11 @@ class TracedStep:
       written: the indices of the arguments that the step writes to (Flax NNX objects). Their new leaves follow the leaves of
         the results in `outputs`, and are not in `out_tree`.
       returned: for each argument that the step writes to and returns as well, the numbers of the results that are its new leaves.
+      high: whether the step has high-level primitives, which JAX lowers before it compiles.
     """
 
     closed: ClosedJaxpr
+    unmerged: ClosedJaxpr
     program: FlatProgram
     inputs: tuple[Leaf, ...]
     outputs: tuple[Leaf, ...]
@@ -232,6 +235,7 @@ class TracedStep:
     form: CallForm = field(default_factory=CallForm)
     written: tuple[int, ...] = ()
     returned: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    high: bool = False
 
     @functools.cached_property
     def constants(self) -> tuple[Constant, ...]:
@@ -338,7 +342,8 @@ def trace_form(
         for index in leaves_of[argument]:
             replaced[len(outputs)] = index
             outputs.append(inputs[index])
-    closed = merge_sums(lowered(closed))
+    unmerged = lowered(closed)
+    high, closed = unmerged is not closed, merge_sums(unmerged)
     program = flatten(closed)
     # `nnx.jit` returns all variables of its arguments, also those that it does not change.
     unchanged = {index for index in written if _is_unchanged(program, replaced, leaves_of[index])}
@@ -350,7 +355,8 @@ def trace_form(
     if unchanged - read_only or again:
         return trace_form(step, form, values, weak, read_only | unchanged, {**returned, **again})
     state = find_state(program, abstract, out, replaced)
-    return TracedStep(closed, program, inputs, tuple(outputs), tree, out_tree, state, form, tuple(sorted(written)), returned)
+    changed = tuple(sorted(written))
+    return TracedStep(closed, unmerged, program, inputs, tuple(outputs), tree, out_tree, state, form, changed, returned, high)
 
 
 _JITTED = type(jax.jit(lambda: None))
