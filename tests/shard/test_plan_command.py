@@ -125,6 +125,25 @@ def test_verify_compiles_for_the_devices_present(planned):
     assert out.endswith("kept\n")
 
 
+def test_only_the_code_is_printed_and_it_runs(planned, tmp_path):
+    status, out, err = planned("jobs_to_plan:job", *ON, "--code", "--save", f"{tmp_path}/plan.json")
+    assert (status, err) == (0, "")
+    module = {}
+    exec(out, module)
+    weights, batch = jax.numpy.ones((256, 256)), jax.numpy.ones((512, 256))
+    state = {"up": weights, "down": weights}
+    step = sys.modules["jobs_to_plan"].step
+    new = module["jit_step"](step, state, batch, donate_argnums=())(state, batch)
+    stored = {leaf.path: leaf.partition_spec for leaf in Plan.load(tmp_path / "plan.json").inputs}
+    assert new["up"].sharding.spec == stored["state/up"]
+
+
+def test_code_and_figures_are_not_printed_together(planned):
+    status, out, err = planned("jobs_to_plan:job", *ON, "--code", "--verify")
+    assert (status, out) == (2, "")
+    assert "--code prints a module, and --verify prints figures: give one of them" in err
+
+
 def test_a_baseline_is_taken_and_saved_instead_of_the_plan(planned, tmp_path):
     path = f"{tmp_path}/plan.json"
     status, _, _ = planned("jobs_to_plan:job", *ON, "--take", "data parallel", "--save", path)

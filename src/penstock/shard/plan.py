@@ -579,6 +579,32 @@ class Plan(PlanRecord):
 
         Path(path).write_text(plan_page(self), encoding="utf-8")
 
+    def code(self) -> str:
+        """Return the plan as the source of a Python module that needs JAX and not penstock.
+
+        The module has the mesh, tables of the layouts of arguments and results by path (`jax.tree_util.keystr`), and a table of
+        the sharding constraints inside of the step, with the lines of the step in comments. Its `jit_step(step, *args, mesh=None,
+        donate_argnums=())` compiles to the program of `plan.jit`, but for names. It raises a `KeyError` for an argument with
+        another path, and its result a `ValueError` for a step without the operations that the plan constrains.
+
+        Raises:
+          ValueError: the plan was loaded and is not bound to its step, or the step takes Flax NNX objects.
+
+        Examples:
+          >>> w, x = jax.ShapeDtypeStruct((16, 16), "float32"), np.ones((8, 16), np.float32)
+          >>> step = lambda w, x: (w - 0.1 * (x.T @ (x @ w)), 0.0)
+          >>> plan = ps.plan(step, w, x, mesh={"data": jax.device_count()}, hardware="tpu-v5e", check=False)
+          >>> module = {}
+          >>> exec(plan.code(), module)
+          >>> train = module["jit_step"](step, w, x, donate_argnums=0)
+          >>> new, _ = train(jax.numpy.ones((16, 16)), x)
+          >>> new.sharding == plan.shardings[0]
+          True
+        """
+        from penstock.shard.present.code import plan_code
+
+        return plan_code(self, self._bound(), self.devices)
+
     def __str__(self) -> str:
         return plan_text(self)
 

@@ -1,6 +1,6 @@
 """Run `penstock plan`: plan a step that a function of the user's module returns.
 
-It prints the plan, and writes the files that the arguments name. The step is traced and never run.
+It prints the plan or its code, and writes the files that the arguments name. The step is traced and never run.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ examples:
   penstock plan train:job --devices 8 --hardware tpu-v5e
   penstock plan train:job --check v5e:2x4 --memory 12GiB
   penstock plan train:job --mesh data=2,model=4 --hardware tpu-v5e --memory 12GiB --html plan.html
+  penstock plan train:job --devices 8 --hardware tpu-v5e --code > layout.py
   penstock plan train:job --devices 8 --hardware tpu-v5e --constraint 'params/embed=P("model", None)' --verify v5e:2x4"""
 
 
@@ -99,6 +100,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--baselines", action="store_true", help="with --verify: compile the baselines of the plan too")
     parser.add_argument("--take", metavar="BASELINE", help="take this baseline of the plan instead: FSDP, for example")
     parser.add_argument("--html", type=Path, metavar="PATH", help="write the plan as an HTML page, with drawings of the layouts")
+    parser.add_argument(
+        "--code",
+        action="store_true",
+        help="print the plan as a Python module in plain JAX, which does not need penstock, and no more",
+    )
     parser.add_argument("--save", type=Path, metavar="PATH", help="write the plan for penstock.Plan.load")
 
 
@@ -124,7 +130,10 @@ def run(args: argparse.Namespace) -> int:
             )
         if args.take is not None:
             planned = _take(planned, args.take)
-        print(planned)
+        if args.code:
+            print(planned.code(), end="")
+        else:
+            print(planned)
         if args.save:
             planned.save(args.save)
         if args.html:
@@ -216,6 +225,8 @@ def _check_options(args: argparse.Namespace) -> None:
     """Check before the search, which may take minutes, that the options agree and the files can be written."""
     if args.baselines and args.verify is None:
         raise CannotStartError("--baselines compiles baselines beside the plan: give --verify too")
+    if args.code and args.verify is not None:
+        raise CannotStartError("--code prints a module, and --verify prints figures: give one of them")
     for flag, path in (("--save", args.save), ("--html", args.html)):
         if path is not None and (path.is_dir() or not path.parent.is_dir()):
             wrong = "is a folder" if path.is_dir() else f"is in a folder that does not exist, {path.parent}"
