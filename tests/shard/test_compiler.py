@@ -85,6 +85,7 @@ def test_a_number_of_devices_that_no_topology_has_is_not_compiled_for_tpus():
         ("tpu7x:2x2x1", {"hardware": None}, ["hardware=penstock.shard.Hardware(...)", "no datasheet of tpu7x"]),
         ("v5e:32x32", {"mesh": None, "hardware": None}, ["v5e has at most 256 chips", "v5e:16x16"]),
         ("v100:8", {"hardware": None}, ["the chip 'v100' is not known", "h100:8", "l4:8x8"]),
+        ("6xv5e:2x2", {"mesh": {"a": 4, "b": 6}}, ["mesh a 4 × b 6 does not divide into 6 slices of 4 devices"]),
         ("h100:32", {"hardware": None}, ["a host has 1 to 8 devices", "h100:4x8"]),
         ("h100:2x8", {"hardware": "h100"}, ["h100:2x8 has 16 devices", "data 8 needs 8", "topologies of 8: h100:8"]),
     ],

@@ -40,7 +40,7 @@ from penstock.shard.hlo.topologies import (
 from penstock.shard.jit import abstract_arguments, jit_flat
 from penstock.shard.mesh.explicit_axes import automatic_axes
 from penstock.shard.mesh.hardware import DATASHEETS
-from penstock.shard.mesh.shapes import abstract_mesh, concrete_mesh, describe_mesh
+from penstock.shard.mesh.shapes import abstract_mesh, concrete_mesh, describe_mesh, describe_uneven_slices, inner_sizes
 from penstock.shard.record import PlanRecord
 from penstock.shard.trace.step import TracedStep
 
@@ -223,10 +223,10 @@ def compile_plan(
 
 
 def check_topology(topology: Topology, mesh_shape: dict[str, int]) -> None:
-    """Check that a topology has as many devices as a mesh.
+    """Check that a topology has as many devices as a mesh, and that the mesh divides into its slices.
 
     Raises:
-      ValueError: it does not; the message names topologies that do.
+      ValueError: it has not, and the message names topologies that have; or the mesh does not divide.
     """
     needed = math.prod(mesh_shape.values())
     if topology.devices != needed:
@@ -236,6 +236,9 @@ def check_topology(topology: Topology, mesh_shape: dict[str, int]) -> None:
             f"topology {topology.name} has {topology.devices} devices, and the mesh {describe_mesh(mesh_shape)} needs {needed}; "
             f"topologies of {needed}: {', '.join(names) or 'none'}"
         )
+    size = needed // topology.domains
+    if topology.platform == "tpu" and inner_sizes(tuple(mesh_shape.values()), size) is None:
+        raise ValueError(f"topology {topology.name}: {describe_uneven_slices(mesh_shape, topology.domains, size)}")
 
 
 def has_devices(count: int, devices: Sequence[Any] | None) -> bool:

@@ -70,13 +70,18 @@ def order_devices(shape: Mapping[str, int], devices: Sequence[Any]) -> Any:
     sizes, size = tuple(shape.values()), len(devices) // len(slices)
     inner = inner_sizes(sizes, size)
     if inner is None or {len(each) for each in slices.values()} != {size}:
-        raise ValueError(
-            f"mesh {describe_mesh(shape)} does not divide into {len(slices)} slices of {size} devices: "
-            "the product of the sizes of its last axes has to divide that number, or to be a multiple of it"
-        )
+        raise ValueError(describe_uneven_slices(shape, len(slices), size))
     # An axis may be a part of a physical axis, as with 8 × 2 devices of "v5e:4x4".
     arrays = [mesh_utils.create_device_mesh(inner, each, allow_split_physical_axes=True) for each in slices.values()]
     return np.stack(arrays).reshape(sizes)
+
+
+def describe_uneven_slices(shape: Mapping[str, int], slices: int, size: int) -> str:
+    """Return the error for a mesh that slices of a size cut unevenly."""
+    return (
+        f"mesh {describe_mesh(shape)} does not divide into {slices} slices of {size} devices: the product of the sizes of its "
+        "last axes has to divide that number, or to be a multiple of it"
+    )
 
 
 def inner_sizes(sizes: Sequence[int], domain: int) -> tuple[int, ...] | None:
