@@ -24,6 +24,7 @@ from penstock.shard import compile_worker, compiler
 from penstock.shard.compiler import export_program, measure_exported
 from penstock.shard.hlo.analysis import Measured
 from penstock.shard.hlo.topologies import find_topology
+from penstock.shard.mesh.shapes import order_devices
 
 
 def exported(mesh=None, **options):
@@ -297,6 +298,19 @@ def test_a_mesh_axis_may_be_a_part_of_a_physical_axis(monkeypatch):
     assert {chip.id for chip in mesh.devices.flat} == set(range(16))
     for near, far in mesh.devices:  # the two chips of the inner axis have a link
         assert sum(abs(a - b) for a, b in zip(near.coords, far.coords, strict=True)) == 1
+
+
+@pytest.mark.parametrize("shape", [{"a": 2, "b": 4}, {"a": 4, "b": 2}, {"a": 8}, {"a": 2, "b": 2, "c": 2}])
+def test_the_first_devices_of_a_mesh_are_those_of_the_first_slice(shape):
+    kind = {"platform": "tpu", "device_kind": "TPU v5 lite", "core_on_chip": 0, "process_index": 0}
+    places = [(slice_, x, y) for x in range(2) for slice_ in range(2) for y in range(2)]
+    chips = [Chip(id=number, slice_index=slice_, coords=(x, y, 0), **kind) for number, (slice_, x, y) in enumerate(places)]
+    mesh = order_devices(shape, chips)
+    assert mesh.shape == tuple(shape.values())
+    assert [chip.slice_index for chip in mesh.flat] == [0] * 4 + [1] * 4
+    assert len({chip.id for chip in mesh.flat}) == 8
+    with pytest.raises(ValueError, match="mesh a 3 × b 2 does not divide into 2 slices of 3 devices"):
+        order_devices({"a": 3, "b": 2}, chips[:6])
 
 
 # libtpu is not a dependency of the tests: where it is installed, every process that starts JAX looks for a TPU and prints
