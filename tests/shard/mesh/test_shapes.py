@@ -5,6 +5,8 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from jax import lax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -13,7 +15,7 @@ from tests.shard.steps import array, mlp, mlp_step, rows
 
 import penstock as ps
 from penstock.shard.mesh.hardware import Hardware
-from penstock.shard.mesh.shapes import candidate_shapes
+from penstock.shard.mesh.shapes import candidate_shapes, inner_sizes
 
 # Compute is slow and links are fast, so that the best plan of a small step shards every dimension that it can.
 EAGER = Hardware("eager", {"float32": 1e6}, 1 << 30, 1e6, 1e12, 1e-12, "made up")
@@ -165,3 +167,18 @@ def test_devices_in_another_order_than_the_step_names_are_refused():
             planned(step, mlp(), rows(), **options)
     with pytest.raises(ValueError, match=r"of the devices 0, 1, .* has 7, 6, .* name one mesh"):
         planned(constrained(mesh_of(BACKWARDS), mesh_of(jax.devices())), mlp(), rows(), mesh={"data": 2, "model": 4})
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=3), st.integers(1, 40))
+def test_a_domain_is_a_block_of_the_mesh_or_cuts_it_unevenly(sizes, domain):
+    count = int(np.prod(sizes))
+    assume(count % domain == 0)
+    inner = inner_sizes(sizes, domain)
+    first = np.argwhere(np.arange(count).reshape(sizes) < domain)
+    is_block = all(len(np.unique(column)) == column.max() + 1 for column in first.T)
+    is_block = is_block and np.prod(first.max(0) + 1) == domain
+    if inner is None:
+        assert not is_block or any(size % (length + 1) for size, length in zip(sizes, first.max(0), strict=True))
+    else:
+        assert is_block
+        assert tuple(first.max(0) + 1) == inner

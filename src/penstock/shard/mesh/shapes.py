@@ -91,12 +91,11 @@ def inner_sizes(sizes: Sequence[int], domain: int) -> tuple[int, ...] | None:
     ((1, 8), (2, 4), (8,), None)
     """
     inner: list[int] = []
-    left = domain
     for size in reversed(sizes):
-        inner.append(math.gcd(size, left))
-        left //= inner[-1]
-    cut = [1 < own < size for own, size in zip(reversed(inner), sizes, strict=True)]
-    return None if left > 1 or sum(cut) > 1 else tuple(reversed(inner))
+        inner.append(math.gcd(size, domain // math.prod(inner)))
+    own = tuple(reversed(inner))
+    cut = next((axis for axis in reversed(range(len(sizes))) if own[axis] < sizes[axis]), 0)  # the last that is not in one domain
+    return own if math.prod(own) == domain and math.prod(own[:cut]) == 1 else None
 
 
 def describe_mesh(shape: Mapping[str, int]) -> str:
