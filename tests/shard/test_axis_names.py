@@ -125,6 +125,13 @@ def test_the_axis_that_comes_first_in_layouts_is_named_after_its_own_work():
     assert found.inputs[0].stored == spec(("model", "data"), None)
 
 
+def test_the_axis_that_crosses_the_network_stays_first_if_the_network_is_as_fast_as_the_links():
+    weights = [leaf("params/w", (64, 64), spec(("y", "x"), None))]
+    nodes = replace(TPU, domain=4, network_bandwidth=TPU.link_bandwidth)
+    found = name_axes(plan(weights, {"x": 2, "y": 4}, {"x": BATCH, "y": TENSOR}), kept=(), hardware=nodes)
+    assert found.mesh_shape == {"data": 2, "model": 4}
+
+
 def shape(*sizes):
     return jax.ShapeDtypeStruct(sizes, "float32")
 

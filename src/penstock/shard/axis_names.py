@@ -28,9 +28,9 @@ def name_axes(plan: PlanRecord, kept: Collection[str], hardware: Hardware) -> Pl
       *fsdp* if any parameters are gathered along it.
     - A name that is taken gets a number: *model2*. An axis of size one keeps its name unless it is taken.
 
-    Axes that cross the network come first, because `jax.devices()` lists the devices of a host one after the other. Axes with
-    equal links have the order of most dimensions with several axes: compilers find collectives over several axes more easily in
-    the order of the devices.
+    Axes that cross the network come first, because `jax.devices()` lists the devices of a host one after the other. Otherwise,
+    axes have the order of most dimensions with several axes: compilers find collectives over several axes more easily in the
+    order of the devices.
 
     Args:
       kept: axes that the user names, which keep their names.
@@ -39,7 +39,7 @@ def name_axes(plan: PlanRecord, kept: Collection[str], hardware: Hardware) -> Pl
 
 
 def _in_order(plan: PlanRecord, hardware: Hardware) -> PlanRecord:
-    """Return the plan with its mesh axes in the order of their links, and for equal links in the order of most layouts."""
+    """Return the plan with the axes that cross the network first, and otherwise in the order of most layouts."""
     counts: Counter[tuple[str, ...]] = Counter()
     constraints = plan.sharding_constraints
     for by_path in (constraints.operands, constraints.results):
@@ -51,9 +51,9 @@ def _in_order(plan: PlanRecord, hardware: Hardware) -> PlanRecord:
         return sum(count for entry, count in counts.items() if tuple(axis for axis in order if axis in entry) != entry)
 
     links = MeshLinks.of(plan.mesh_shape, hardware)
-    speeds = {axis: links.speed("all-reduce", links.bits((axis,)))[0] for axis in plan.mesh_shape}
-    by_speed = sorted(speeds.values())
-    orders = [each for each in itertools.permutations(plan.mesh_shape) if [speeds[axis] for axis in each] == by_speed]
+    within = {axis: links.inside(links.bits((axis,))) == size for axis, size in plan.mesh_shape.items()}
+    across_first = sorted(within.values())
+    orders = [each for each in itertools.permutations(plan.mesh_shape) if [within[axis] for axis in each] == across_first]
     best = min(orders, key=others)
     return replace(
         plan,
