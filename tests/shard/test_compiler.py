@@ -29,13 +29,13 @@ def test_a_check_of_another_type_is_refused(check):
         plan_of(mlp_step, mlp(), rows(), check=check)
 
 
-def MISSING(topology):  # noqa: N802
+def missing(topology):
     return f"the {topology.platform.upper()} compiler is missing: pip install it"
 
 
 @pytest.mark.parametrize(("hardware", "compiler_name"), [("tpu-v5e", "TPU"), ("h100", "GPU")])
 def test_a_plan_for_accelerators_is_not_judged_by_the_cpu_where_their_compiler_is_missing(monkeypatch, hardware, compiler_name):
-    monkeypatch.setattr(compiler, "describe_missing_compiler", MISSING)
+    monkeypatch.setattr(compiler, "describe_missing_compiler", missing)
     compiled = count_compilations(monkeypatch)
     _, said = unchecked_plan(hardware=hardware, memory="60KiB")
     assert f"the {compiler_name} compiler is missing: pip install it" in said
@@ -45,7 +45,7 @@ def test_a_plan_for_accelerators_is_not_judged_by_the_cpu_where_their_compiler_i
 
 @pytest.mark.parametrize(("hardware", "compiler_name"), [("tpu-v5e", "TPU"), ("h100", "GPU")])
 def test_with_check_the_cpu_judges_a_plan_for_accelerators_and_says_by_how_much_it_differs(monkeypatch, hardware, compiler_name):
-    monkeypatch.setattr(compiler, "describe_missing_compiler", MISSING)
+    monkeypatch.setattr(compiler, "describe_missing_compiler", missing)
     plan = plan_of(forward, *FORWARD, hardware=hardware, check=True)
     assert plan.checked.compiled_for == COMPILED_HERE
     assert f"times the memory of the {compiler_name} compiler" in " ".join(str(plan).split())
@@ -59,7 +59,7 @@ def test_memory_is_predicted_for_the_compiler_that_judges_and_only_that_of_cpus_
     monkeypatch, count, platform
 ):
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")  # eight devices of this process
-    monkeypatch.setattr(compiler, "describe_missing_compiler", MISSING)
+    monkeypatch.setattr(compiler, "describe_missing_compiler", missing)
     chosen = compiler.choose_compiler(True, "h100", count, None, None)
     assert chosen.platform == platform
     assert ("the CPU compiler needs up to" in chosen.remark) == (platform == "cpu")
@@ -100,7 +100,7 @@ def test_a_topology_on_which_the_plan_cannot_run_is_refused_with_one_that_works(
 
 
 def test_a_topology_without_its_compiler_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(compiler, "describe_missing_compiler", MISSING)
+    monkeypatch.setattr(compiler, "describe_missing_compiler", missing)
     with pytest.raises(CompileError, match=r'check="v5e:2x4": the TPU compiler is missing: pip install it'):
         plan_of(mlp_step, mlp(), rows(), hardware="tpu-v5e", check="v5e:2x4")
 

@@ -261,7 +261,7 @@ ENTRY %main (x: f32[128,10]) -> f32[128,10] {
   %fusion-start = ((f32[128,10]{1,0}), f32[128,10]{1,0}) fusion-start(%x), kind=kCustom, calls=%fused_all-reduce.clone, backend_config={"fusion_backend_config":{"kind":"__triton_collective"}}
   ROOT %fusion-done = f32[128,10]{1,0} fusion-done(%fusion-start)
 }
-"""  # noqa: E501
+"""  # noqa: E501  the lines of a program
 
 
 def test_a_collective_that_the_gpu_compiler_runs_as_a_kernel_of_its_own_counts_once():
@@ -291,7 +291,7 @@ ENTRY %main (x: f32[256,1024]) -> f32[256,1024] {{
   %received = f32[256,1024]{{1,0}} get-tuple-element(%recv-done), index=0
   ROOT %inside = f32[256,1024]{{1,0}} all-reduce(%received), channel_id=3, replica_groups={{{{0,1,2,3}},{{4,5,6,7}}}}, to_apply=%add, backend_config={{}}
 }}
-"""  # noqa: E501
+"""  # noqa: E501  the lines of a program
 SIZE = 4 * 256 * 1024
 ALL_SLICES = '_xla_megascale_target="{1,2}x{0:7}"'
 PAIRS = "_xla_megascale_target={{100000,200000},{100001,200001},{100002,200002}}"

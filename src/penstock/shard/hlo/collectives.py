@@ -240,8 +240,8 @@ class _Collectives:
     """The collectives of one program on one mesh.
 
     Attributes:
-      devices: the devices that the groups count, by their place in the mesh: all of them, or those of a slice.
-      slices: the slices, by their place in the mesh; a single one if the groups count all devices.
+      devices: the numbers of the devices in the groups, by place in the mesh: of all devices, or of the devices of one slice.
+      slices: the numbers of the slices, by place in the mesh; a single one if the groups number all devices.
     """
 
     def __init__(self, program: HloProgram, mesh: Mapping[str, int], domain: int) -> None:

@@ -7,6 +7,7 @@ Rabenseifner, Gropp 2005), and seconds by the α–β model (Hockney 1994).
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -153,10 +154,14 @@ class MeshLinks:
 
     def scatterable(self, axes: int) -> int:
         """Return the axes over which the compiler scatters a sum, of those over which it could be scattered."""
-        if not self.scatters_over_network:
-            within = (1 << bit for bit, size in enumerate(self.sizes) if self.inside(1 << bit) == size)
-            axes &= sum(within)
+        axes &= self._scatterable
         return axes if self.shards(axes) <= self.scatters else 0
+
+    @functools.cached_property
+    def _scatterable(self) -> int:
+        """Return the axes over which the compiler scatters a sum, whatever their size."""
+        every = range(len(self.sizes))
+        return sum(1 << bit for bit in every if self.scatters_over_network or self.inside(1 << bit) == self.sizes[bit])
 
     def seconds(self, step: ReshardStep) -> float:
         """Return the seconds of a collective by the α–β model: bytes on wire / bandwidth + latency.

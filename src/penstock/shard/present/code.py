@@ -43,7 +43,7 @@ The mesh has automatic axes. Where jax.set_mesh has a mesh with Explicit axes, w
     with jax.set_mesh(make_mesh()):
 """
 _MODULES = """
-Of Equinox modules, give the arrays: arrays, static = eqx.partition(module, eqx.is_array), and eqx.combine them in the step.
+For an Equinox module, pass its arrays: arrays, static = eqx.partition(module, eqx.is_array), and eqx.combine them in the step.
 """
 _BY_HAND = """\
 # The layouts of operations of the step, in the order of evaluation. To write one of them into the step by hand:

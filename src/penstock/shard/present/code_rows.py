@@ -103,8 +103,8 @@ class _Visit:
         """Visit the equations of a jaxpr, and those that are nested in them.
 
         Args:
-          merged: the same jaxpr with consecutive sums merged. Its equations are a subsequence of those of the first, with the
-            same variables for results.
+          merged: the same jaxpr with consecutive sums merged. Its equations are a subsequence of the equations of `jaxpr`, with
+            the same variables for results.
           path: where the merged jaxpr is nested in the step.
           around: the sources of the equations around it.
         """
