@@ -492,9 +492,11 @@ def fold_layers(graph: Graph) -> FoldedGraph:
         first[of_node[node]] = node
     bundles: dict[tuple, list[int]] = {}
     for number, edge in enumerate(graph.edges):
-        bundles.setdefault((int(of_node[edge.a]), int(of_node[edge.b]), kinds[number]), []).append(number)
+        # Late arrays share a latency (`CostModel.step_seconds`), so that they have another price than others.
+        key = (int(of_node[edge.a]), int(of_node[edge.b]), kinds[number], edge.late)
+        bundles.setdefault(key, []).append(number)
     return FoldedGraph(
-        of_node, first, tuple(Bundle(graph.edges[edges[0]], a, b, np.array(edges)) for (a, b, _), edges in bundles.items())
+        of_node, first, tuple(Bundle(graph.edges[edges[0]], a, b, np.array(edges)) for (a, b, *_), edges in bundles.items())
     )
 
 
