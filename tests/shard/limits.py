@@ -8,8 +8,9 @@ import pytest
 from tests.shard.steps import array, mlp, mlp_step, rows, sgd
 
 import penstock as ps
+from penstock.errors import CompileError
 from penstock.shard import compiler, find_hardware
-from penstock.shard.compiler import compile_plan
+from penstock.shard.compiler import compile_plans
 from penstock.shard.hlo.analysis import Measured
 from penstock.shard.hlo.collectives import Collective
 
@@ -44,11 +45,23 @@ def count_compilations(monkeypatch):
     compiled = []
 
     def compile_and_count(*args):
-        compiled.append(compile_plan(*args))
-        return compiled[-1]
+        compiled.extend(compile_plans(*args))
+        return compiled[-len(args[0]) :]
 
-    monkeypatch.setattr(compiler, "compile_plan", compile_and_count)
+    monkeypatch.setattr(compiler, "compile_plans", compile_and_count)
     return compiled
+
+
+def compile_by(monkeypatch, compile_one):
+    """Replace the compiler by a function that returns the figures of a plan, or raises a `CompileError`."""
+
+    def attempt(plan):
+        try:
+            return compile_one(plan)
+        except CompileError as error:
+            return error
+
+    monkeypatch.setattr(compiler, "compile_plans", lambda plans, *_: [attempt(plan) for plan in plans])
 
 
 def compile_to(monkeypatch, bytes_of, sent_by=None):
@@ -58,7 +71,7 @@ def compile_to(monkeypatch, bytes_of, sent_by=None):
     """
     compiled = []
 
-    def made_up(plan, *_):
+    def made_up(plan):
         compiled.append(plan)
         arguments = plan.cost.memory.arguments
         collectives, flops = (), 1.0
@@ -67,7 +80,7 @@ def compile_to(monkeypatch, bytes_of, sent_by=None):
             collectives = (Collective("all-reduce", sent_by(plan), plan.device_count, count=1.0, axes=tuple(plan.mesh_shape)),)
         return Measured(arguments, 0, int(bytes_of(plan)) - arguments, 0, flops, collectives, 1.0, (), "a made-up compiler")
 
-    monkeypatch.setattr(compiler, "compile_plan", made_up)
+    compile_by(monkeypatch, made_up)
     return compiled
 
 

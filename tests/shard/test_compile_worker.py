@@ -99,7 +99,7 @@ def test_a_crash_of_the_compiler_affects_one_program_only(monkeypatch):
     def dies_first(folder, positions, topology):
         monkeypatch.setattr(compiler, "_start", start)
         script = "import os, sys; print('last words', file=sys.stderr, flush=True); os.abort()"
-        with (folder / "log").open("wb") as log:
+        with compiler._log_of(folder, positions).open("wb") as log:
             return subprocess.Popen([sys.executable, "-c", script], stderr=log, start_new_session=True)
 
     monkeypatch.setattr(compiler, "_start", dies_first)

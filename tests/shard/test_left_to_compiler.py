@@ -47,8 +47,10 @@ def test_a_plan_left_to_the_compiler_of_cpus_is_compiled_in_another_process(left
     """XLA's partitioner may abort, which would end this process."""
     plan, _ = left
     monkeypatch.undo()
-    elsewhere, compile_in_worker = [], compiler._compile_in_worker
-    monkeypatch.setattr(compiler, "_compile_in_worker", lambda *args: elsewhere.append(args) or compile_in_worker(*args))
+    elsewhere, measure = [], compiler.measure_exported
+    monkeypatch.setattr(
+        compiler, "measure_exported", lambda programs, **options: elsewhere.extend(programs) or measure(programs, **options)
+    )
     assert plan.verify().measured.arguments == plan.cost.memory.arguments
     assert len(elsewhere) == 1
     plan.alternatives["FSDP"].verify()

@@ -16,6 +16,7 @@ from tests.shard.limits import (
     COMPILED_HERE,
     DEEP,
     LEAST,
+    compile_by,
     compile_to,
     count_compilations,
     deep_step,
@@ -149,18 +150,23 @@ def test_a_plan_is_compiled_once(monkeypatch):
 
 
 def test_a_baseline_that_fits_is_taken_before_a_refusal(monkeypatch):
-    names = list(plan_of(deep_step, *DEEP, check=False).baselines)
     costs = plan_of(deep_step, *DEEP, check=False).baselines
-
-    def needs(plan):
-        return 2**20 if plan.cost == costs[names[0]] else 2**40
-
-    limit = int(1.1 * costs[names[0]].memory.arguments)
-    compiled = compile_to(monkeypatch, needs)
+    smallest = costs["FSDP"]
+    limit = int(0.9 * smallest.memory.total)
+    compiled = compile_to(monkeypatch, lambda plan: limit if plan.cost == smallest else 1.2 * limit)
     plan = plan_of(deep_step, *DEEP, memory=limit)
-    assert plan.cost == costs[names[0]]
-    assert plan.checked.memory == 2**20
-    assert len(compiled) <= 6
+    assert plan.cost == smallest
+    assert plan.checked.memory == limit
+    assert not any(each.left_to_compiler for each in compiled)
+
+
+def test_plans_that_are_expected_far_above_the_limit_are_not_compiled_before_a_refusal(monkeypatch):
+    costs = plan_of(deep_step, *DEEP, check=False).baselines
+    limit = int(0.5 * min(cost.memory.total for cost in costs.values()))
+    compiled = compile_to(monkeypatch, lambda plan: plan.cost.memory.total)
+    with pytest.raises(PlanError, match=r"every layout needs at least .* \(proved\)"):
+        plan_of(deep_step, *DEEP, memory=limit)
+    assert len([plan for plan in compiled if not plan.left_to_compiler]) == 1
 
 
 def test_a_baseline_whose_arguments_exceed_the_limit_is_not_compiled(monkeypatch):
@@ -274,10 +280,10 @@ def test_a_contender_that_the_compiler_fails_on_leaves_the_plan(monkeypatch):
 
 
 def test_a_program_that_exceeds_the_memory_of_the_chip_does_not_fit(monkeypatch):
-    def out_of_memory(plan, *_):
+    def out_of_memory(plan):
         raise CompilerMemoryError("out of memory", 3 * 2**30)
 
-    monkeypatch.setattr(compiler, "compile_plan", out_of_memory)
+    compile_by(monkeypatch, out_of_memory)
     with pytest.raises(PlanError, match=r"the smallest needs 3 GiB"):
         plan_of(mlp_step, mlp(), rows(), check=True)
 
@@ -346,10 +352,10 @@ def test_a_compiler_that_hangs_leaves_the_plan_unchecked(monkeypatch):
 
 
 def test_a_plan_far_below_its_limit_is_unchecked_if_the_compiler_fails(monkeypatch, tmp_path):
-    def fail(plan, *_):
+    def fail(plan):
         raise CompilerFailedError("the compiler crashed")
 
-    monkeypatch.setattr(compiler, "compile_plan", fail)
+    compile_by(monkeypatch, fail)
     plan, said = unchecked_plan(check=True)
     assert plan.cost.memory.total < 0.01 * plan.limit
     assert said.endswith("the plan likely fits, and another may be faster")
@@ -365,13 +371,13 @@ def test_a_plan_that_fits_is_returned_if_the_compiler_fails_later(monkeypatch):
     fast = plan_of(deep_step, *DEEP, check=False)
     compiled = []
 
-    def dies_after_one(plan, *_):
+    def dies_after_one(plan):
         if compiled:
             raise CompilerFailedError("it is gone")
         compiled.append(plan)
         return Measured(1, 0, plan.cost.memory.total // 2, 0, 1.0, (), 1.0)
 
-    monkeypatch.setattr(compiler, "compile_plan", dies_after_one)
+    compile_by(monkeypatch, dies_after_one)
     plan = plan_of(deep_step, *DEEP, memory=int(0.6 * fast.cost.memory.total))
     assert plan.cost == compiled[0].cost
     assert plan.checked is not None

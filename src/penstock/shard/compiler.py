@@ -1,9 +1,9 @@
 """Choose the compiler that decides whether a plan fits its memory limit, and compile for devices that need not be present.
 
 A plan for TPUs is judged by the TPU compiler, and a plan for GPUs by the GPU compiler, for which no such device has to be
-present. The CPU compiler needs up to several times the memory for the same plan. `compile_plan` compiles in this process for its
+present. The CPU compiler needs up to several times the memory for the same plan. `compile_plans` compiles in this process for its
 devices. For virtual CPU devices or a topology, it exports the program, which `measure_exported` compiles in `compile_worker`
-processes.
+processes, several at once.
 """
 
 from __future__ import annotations
@@ -54,6 +54,9 @@ steps also keep arrays in the vector memory of the TPU, which the compiler does 
 _TIMEOUT = 1800.0
 """Seconds after which a compiler in another process has failed. A TPU compiler takes seconds to a few minutes."""
 
+_AT_ONCE = 4
+"""The most processes that compile at once: each takes up to some GiB of memory."""
+
 _SHOWN_FROM = 2.0
 """Seconds after which progress is shown."""
 
@@ -79,13 +82,13 @@ class Compiler:
 
     Attributes:
       name: the compiler and its devices, in words; "" if nothing is compiled.
-      compile: returns the compiler's figures for a plan; None if nothing is compiled.
+      compile: returns the compiler's figures for each of some plans, or its error; None if nothing is compiled.
       platform: the platform that it compiles for: "tpu", "gpu" or "cpu".
       remark: why nothing is compiled, or by how much the figures differ from the plan's own devices; "" if neither.
     """
 
     name: str
-    compile: Callable[[PlanRecord], Measured] | None
+    compile: Callable[[Sequence[PlanRecord]], list[Measured | CompileError]] | None
     platform: str
     remark: str = ""
 
@@ -154,7 +157,7 @@ def choose_compiler(
         platform = topology.platform if topology is not None else here
         if remark and platform == "cpu":
             remark += f"; the CPU compiler needs up to {_CPU_EXCESS} times the memory for the same plan"
-        return Compiler(name, lambda plan: compile_plan(plan, traced, devices, topology), platform, remark)
+        return Compiler(name, lambda plans: compile_plans(plans, traced, devices, topology), platform, remark)
 
     if check is False:
         return Compiler("", None, _platform(devices), "check=False compiles nothing")
@@ -189,37 +192,67 @@ def describe_excess_of_cpu(hardware: str, compiled_for: str) -> str:
 def compile_plan(
     plan: PlanRecord, traced: TracedStep | None, devices: Sequence[Any] | None = None, topology: Topology | None = None
 ) -> Measured:
-    """Return the compiler's figures for a plan. On a terminal it shows progress.
-
-    Args:
-      traced: the step; None if the plan was loaded.
-      devices: the devices of the mesh, in order; None takes those that are present.
-      topology: the devices to compile for, which need not be present. None compiles for `devices`, or for virtual CPU devices in
-        another process if there are too few.
+    """Return the compiler's figures for a plan. Arguments and errors are the same as for `compile_plans`.
 
     Raises:
-      ValueError: the plan was loaded and is not bound to its step, or the topology has another number of devices.
       CompileError: the step does not compile, or the compiler is not installed.
       CompilerFailedError: the compiler gave no answer: it is in use, crashed, was killed, or took too long.
     """
+    (result,) = compile_plans([plan], traced, devices, topology)
+    if isinstance(result, CompileError):
+        raise result
+    return result
+
+
+def compile_plans(
+    plans: Sequence[PlanRecord],
+    traced: TracedStep | None,
+    devices: Sequence[Any] | None = None,
+    topology: Topology | None = None,
+) -> list[Measured | CompileError]:
+    """Return, for each plan, the compiler's figures, or its error. On a terminal it shows progress.
+
+    Args:
+      plans: plans of one step, for as many devices each.
+      traced: the step; None if the plans were loaded.
+      devices: the devices of the mesh, in order; None takes those that are present.
+      topology: the devices to compile for, which need not be present. None compiles for `devices`, or for virtual CPU devices in
+        other processes if there are too few.
+
+    Raises:
+      ValueError: the plans were loaded and are not bound to their step, or the topology has another number of devices.
+    """
     if traced is None:
         raise ValueError("this plan was loaded from a file and has no step to compile; plan.bind(step, *args) first")
-    if topology is not None:
-        check_topology(topology, plan.mesh_shape)
-    where = describe_compiler(plan.device_count, devices, topology)
-    start = time.perf_counter()
-    try:
-        with shown(f"compiling with {where}"):
-            if topology is None and has_devices(plan.device_count, devices) and not _may_abort(plan, devices):
-                measured = _compile_for_devices(plan, traced, devices)
-            else:
-                measured = _compile_in_worker(plan, traced, topology)
-    except (CompileError, ImportError):
-        raise
-    except Exception as error:  # lowering fails for operations that the platform lacks, or that need certain devices
-        raise compile_error(f"{type(error).__name__}: {error}") from error
-    seconds = time.perf_counter() - start
-    return replace(measured, seconds_to_compile=seconds, compiled_for=where, constants=traced.constant_bytes)
+    for plan in plans:
+        if topology is not None:
+            check_topology(topology, plan.mesh_shape)
+    where = describe_compiler(plans[0].device_count, devices, topology)
+    here = [topology is None and has_devices(plan.device_count, devices) and not _may_abort(plan, devices) for plan in plans]
+    found: dict[int, Measured | CompileError] = {}
+    programs: dict[int, bytes] = {}
+    with shown(f"compiling with {where}" if len(plans) == 1 else f"compiling {len(plans)} plans with {where}"):
+        for at, plan in enumerate(plans):
+            try:
+                if here[at]:
+                    found[at] = _compile_for_devices(plan, traced, devices)
+                else:
+                    programs[at] = _export(plan, traced, topology)
+            except CompileError as error:
+                found[at] = error
+            except ImportError:
+                raise
+            except Exception as error:  # lowering fails for operations that the platform lacks, or that need certain devices
+                found[at] = compile_error(f"{type(error).__name__}: {error}")
+        results = measure_exported(
+            list(programs.values()), topology=None if topology is None else topology.name, timeout=_TIMEOUT
+        )
+    found |= dict(zip(programs, results, strict=True))
+    constants = traced.constant_bytes
+    return [
+        replace(each, compiled_for=where, constants=constants) if isinstance(each, Measured) else each
+        for _, each in sorted(found.items())
+    ]
 
 
 def check_topology(topology: Topology, mesh_shape: dict[str, int]) -> None:
@@ -266,23 +299,20 @@ def describe_compiler(count: int, devices: Sequence[Any] | None, topology: Topol
 
 def _compile_for_devices(plan: PlanRecord, traced: TracedStep, devices: Sequence[Any] | None) -> Measured:
     """Compile in this process, for its devices."""
+    start = time.perf_counter()
     mesh = concrete_mesh(plan.mesh_shape, devices)
     with automatic_axes(mesh):
         lowered = jit_flat(plan, traced, mesh).lower(*abstract_arguments(plan, traced, mesh))
     compiled = lowered.compile(FAST_COMPILE if mesh.devices.flat[0].platform == "cpu" else None)
-    return measure(compiled, plan.mesh_shape)
+    return measure(compiled, plan.mesh_shape, seconds_to_compile=time.perf_counter() - start)
 
 
-def _compile_in_worker(plan: PlanRecord, traced: TracedStep, topology: Topology | None) -> Measured:
-    """Compile in another process, for virtual CPU devices or for a topology."""
+def _export(plan: PlanRecord, traced: TracedStep, topology: Topology | None) -> bytes:
+    """Export a plan's program for `measure_exported`, for virtual CPU devices or for a topology."""
     mesh, platform = abstract_mesh(plan.mesh_shape), "cpu" if topology is None else topology.platform
     arguments = abstract_arguments(plan, traced, mesh)
     with automatic_axes(mesh):
-        program = export_program(jit_flat(plan, traced, mesh), *arguments, mesh=plan.mesh_shape, platform=platform)
-    (result,) = measure_exported([program], topology=None if topology is None else topology.name, timeout=_TIMEOUT)
-    if isinstance(result, CompileError):
-        raise result
-    return result
+        return export_program(jit_flat(plan, traced, mesh), *arguments, mesh=plan.mesh_shape, platform=platform)
 
 
 @contextlib.contextmanager
@@ -345,9 +375,10 @@ def export_program(jitted: Any, *arguments: Any, mesh: Mapping[str, int], platfo
 def measure_exported(
     programs: Sequence[bytes], *, topology: str | None = None, timeout: float | None = None
 ) -> list[Measured | CompileError]:
-    """Compile programs in another process, and return the compiler's figures for each.
+    """Compile programs in other processes, and return the compiler's figures for each.
 
-    That process has as many virtual CPU devices as the meshes need, or the compiler for the topology. This process needs neither.
+    They have as many virtual CPU devices as the meshes need, or the compiler for the topology. This process needs neither. Up to
+    four programs are compiled at once, but no more than this process has cores.
 
     Args:
       programs: results of `export_program`.
@@ -364,24 +395,37 @@ def measure_exported(
         folder = Path(name)
         for position, program in enumerate(programs):
             (folder / f"{position}.program").write_bytes(program)
-        left = list(range(len(programs)))
-        while left:  # a crash of the compiler ends its process; a new one compiles the remaining programs
-            left = _run_worker(folder, left, topology, timeout)
+        width = min(_AT_ONCE, len(programs), _cores())
+        shares = [list(range(len(programs)))[at::width] for at in range(width)]
+        while shares:  # a crash of the compiler ends its process; a new one compiles the remaining programs
+            shares = _run_workers(folder, shares, topology, timeout)
         return [read_result(folder / f"{position}.json") for position in range(len(programs))]
 
 
-def _run_worker(folder: Path, positions: Sequence[int], topology: str | None, timeout: float | None) -> list[int]:
-    """Compile some of the programs in a process, and return those that have to be tried again."""
-    worker = _start(folder, positions, topology)
+def _cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _run_workers(folder: Path, shares: Sequence[Sequence[int]], topology: str | None, timeout: float | None) -> list[list[int]]:
+    """Compile shares of the programs in a process each, and return those of each share that have to be tried again."""
+    workers: list[subprocess.Popen[bytes]] = []
+    end = None if timeout is None else time.monotonic() + timeout
     try:
-        worker.wait(timeout)
-    except subprocess.TimeoutExpired:
-        for position in positions:
-            if not (folder / f"{position}.json").exists():
-                write_result(folder, position, CompilerFailedError(f"the compiler gave no answer in {timeout:,.0f} s"))
+        for share in shares:
+            workers.append(_start(folder, share, topology))
+        for worker, share in zip(workers, shares, strict=True):
+            try:
+                worker.wait(None if end is None else max(0.0, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                for position in share:
+                    if not (folder / f"{position}.json").exists():
+                        write_result(folder, position, CompilerFailedError(f"the compiler gave no answer in {timeout:,.0f} s"))
     finally:
-        _kill(worker)
-    return _unfinished(folder, positions, worker.returncode)
+        for worker in workers:
+            _kill(worker)
+    left = [_unfinished(folder, share, worker.returncode) for worker, share in zip(workers, shares, strict=True)]
+    return list(filter(None, left))
 
 
 def _start(folder: Path, positions: Sequence[int], topology: str | None) -> subprocess.Popen[bytes]:
@@ -391,10 +435,15 @@ def _start(folder: Path, positions: Sequence[int], topology: str | None) -> subp
     environment = {**os.environ, "PYTHONPATH": path, **_WITHOUT_TPU}
     # -P: nothing is imported from the current folder.
     command = [sys.executable, "-P", "-m", "penstock.shard.compile_worker", str(folder), topology or "", *map(str, positions)]
-    with (folder / "log").open("wb") as log:
+    with _log_of(folder, positions).open("wb") as log:
         # It gets its own session, so that killing the process group also ends its children. It exits when its standard input
         # is closed, in case this process is killed.
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, start_new_session=True)
+
+
+def _log_of(folder: Path, positions: Sequence[int]) -> Path:
+    """Return the file with the output of the process that compiles these programs."""
+    return folder / f"{positions[0]}.log"
 
 
 def _kill(worker: subprocess.Popen[bytes]) -> None:
@@ -418,7 +467,7 @@ def _unfinished(folder: Path, positions: Sequence[int], status: int) -> list[int
     """
     missing = [position for position in positions if not (folder / f"{position}.json").exists()]
     crashed = status < 0
-    log = (folder / "log").read_text(errors="replace").rpartition(COMPILING)[2][-2000:].strip()
+    log = _log_of(folder, positions).read_text(errors="replace").rpartition(COMPILING)[2][-2000:].strip()
     error = CompilerFailedError(f"the process that compiled it {_describe_end(status)}\n{log}".strip())
     for position in missing[:1] if crashed else missing:
         write_result(folder, position, error)
