@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from jax.experimental import pallas
 from tests.shard.limits import (
-    AT_HAND,
     COMPILED_HERE,
     DEEP,
     LEAST,
@@ -23,7 +22,7 @@ from tests.shard.limits import (
     plan_of,
     unchecked_plan,
 )
-from tests.shard.steps import array, mlp, mlp_step, rows, sgd
+from tests.shard.steps import array, mlp, mlp_step, rows
 
 import penstock as ps
 from penstock.errors import CompileError, CompilerFailedError, CompilerMemoryError, PlanError
@@ -189,16 +188,19 @@ def test_a_step_left_to_the_compiler_is_taken_where_its_program_is_faster(monkey
     assert plan.left_to_compiler
     assert plan.cost.bytes_on_wire == 0
     assert "slower once compiled" in str(plan)
-    assert len(compiled) <= 1 + 8
+    assert len(compiled) <= 1 + 4
 
 
 def test_a_baseline_is_taken_where_its_program_is_faster(monkeypatch):
     searched = plan_of(deep_step, *DEEP, check=False)
-    slower = max(searched.baselines.values(), key=lambda cost: cost.seconds)
-    compile_to(monkeypatch, lambda plan: SMALL_PLAN, lambda plan: 0 if plan.cost == slower else 2**30)
+    baseline = searched.baselines["data parallel"]
+
+    def sent(plan):
+        return 0 if plan.cost == baseline and not plan.left_to_compiler else 2**30
+
+    compile_to(monkeypatch, lambda plan: SMALL_PLAN, sent)
     plan = plan_of(deep_step, *DEEP, check=True)
-    assert plan.cost == slower
-    assert not plan.left_to_compiler
+    assert plan.cost == baseline
     assert "chosen because its compiled program costs less" in str(plan)
 
 
@@ -239,32 +241,6 @@ def test_contenders_are_compiled_only_on_request_and_for_a_program_that_costs_mo
     compiled = compile_to(monkeypatch, lambda plan: plan.cost.memory.total, lambda plan: sent)
     plan_of(deep_step, *DEEP, memory=limit, check=check)
     assert len(compiled) == 1
-
-
-def centred_step(weights, x):
-    """A step whose products wait for sums over the batch."""
-
-    def loss(weights):
-        hidden = x
-        for w in weights:
-            hidden = jnp.tanh(hidden @ w)
-            hidden = hidden - hidden.mean(0)
-        return (hidden**2).mean()
-
-    value, gradients = jax.value_and_grad(loss)(weights)
-    return sgd(weights, gradients), value
-
-
-def test_bytes_that_the_compiler_adds_count_also_where_it_saves_latency(monkeypatch):
-    args = [array(128, 128) for _ in range(8)], array(4096, 128)
-    searched = plan_of(centred_step, *args, mesh={"data": 2}, check=False)
-    link, latency = AT_HAND.link_bandwidth, AT_HAND.link_latency
-    # One all-reduce of two devices sends its size. It takes as long as all that is predicted: more bytes, less latency.
-    size = int((searched.cost.communication - latency) * link)
-    assert size > 1.2 * searched.cost.bytes_on_wire, "take a step whose collectives are slower for their latency"
-    compiled = compile_to(monkeypatch, lambda plan: SMALL_PLAN, lambda plan: size)
-    plan_of(centred_step, *args, mesh={"data": 2}, check=True)
-    assert len(compiled) > 1
 
 
 def test_a_contender_that_the_compiler_fails_on_leaves_the_plan(monkeypatch):

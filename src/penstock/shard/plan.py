@@ -82,7 +82,7 @@ def plan(
         the plan is for TPUs or GPUs that are not here. A string names the topology: "v5e:2x4", "2xv5e:2x4" for two
         slices, or "h100:4x8" for 4 hosts of 8 GPUs. It also gives the hardware and the number of devices if these are not
         given. Both compile the plan that is returned. If its program costs over 5 % more than predicted, they compile up
-        to eight others, and return the fastest. None compiles if the prediction is near the limit or above. A plan for
+        to four others, and return the fastest. None compiles if the prediction is near the limit or above. A plan for
         TPUs or GPUs is not judged by the CPU's compiler: without theirs (`pip install "penstock[tpu]"`,
         `pip install "penstock[gpu-compiler]"`), None returns it unchecked, with a warning. False compiles nothing; if no
         plan is predicted to fit, it returns the one of least memory, with a warning. If a compiled plan does not fit, or
