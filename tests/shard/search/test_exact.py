@@ -53,10 +53,11 @@ def every_cost(every):
     return [np.concatenate([getattr(each, name) for each in costs]) for name in ("seconds", "memory")]
 
 
-def assert_near_the_best(costs, limit, least):
+def assert_near_the_best(costs, limit, least, search=None):
     """Assert that the bound is at most the least time, and the fastest plan that was found nearly at it."""
-    search = MeshSearch(costs, [])
+    search = search or MeshSearch(costs, [])
     bound = search.bound(limit)
+    assert bound.memory <= search.least() * (1 + 1e-6)
     assert bound.seconds <= least * (1 + 1e-6) + 1e-15
     assert fastest(search, limit) <= least * (1 + GAP) * (1 + 1e-6) + 1e-15
 
@@ -99,15 +100,17 @@ def test_the_bound_is_never_above_the_best_program_nor_the_plan_far_from_it(seed
 
 
 @settings(max_examples=150)
-@given(seeds, st.sampled_from([ONE_AXIS, *MESHES]), st.floats(0, 1))
-def test_within_a_limit_the_bound_is_never_above_the_best_nor_the_plan_far_from_it(seed, mesh, part):
+@given(seeds, st.sampled_from([ONE_AXIS, *MESHES]), st.floats(0, 1), st.floats(-0.2, 1))
+def test_within_a_limit_the_bound_is_never_above_the_best_nor_the_plan_far_from_it(seed, mesh, part, other):
+    """Search within two limits, one after the other: the second search starts from the first."""
     costs = random_problem(seed, mesh, 3 + seed % 2)
     every = Exhaustive(costs)
     if every.count > MOST:
         return
-    seconds, memory = every_cost(every)
-    limit = float(memory.min() + part * (memory.max() - memory.min())) * (1 + 1e-5)
-    assert_near_the_best(costs, limit, seconds[memory <= limit].min())
+    (seconds, memory), search = every_cost(every), MeshSearch(costs, [])
+    for each in (other, part):
+        limit = float(memory.min() + each * (memory.max() - memory.min())) * (1 + 1e-5)
+        assert_near_the_best(costs, limit, seconds[memory <= limit].min(initial=FREE), search)
 
 
 @settings(max_examples=40)

@@ -86,56 +86,69 @@ class Bound(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """An operation at which the memory is limited: part · live bytes + stored bytes ≤ room."""
+    """An operation at which the memory is limited: part · live bytes + stored bytes ≤ limit + free."""
 
     time: int
     part: float
-    room: float
+    free: float
     moment: Moment
 
 
+class _Dual:
+    """A solution of the dual program, for one objective: messages, and the price of a byte at each row."""
+
+    def __init__(self, tables: LayoutTables):
+        self.messages, self.prices = Messages(tables), list[float]()
+
+
 class ExactSearch:
-    """The search on one mesh within one limit.
+    """The search on one mesh. A search starts from the plans and the dual solution of earlier ones within other limits.
 
     Args:
       evaluate: returns the predicted cost of states.
-      work: table entries that the search may read before it ends; at least two rounds are made. Processes that plan the same step
-        have to find the same plan, so that there is no limit of time.
     """
 
-    def __init__(self, tables: LayoutTables, limit: float, evaluate: Callable[[States], Evaluated], work: float = WORK):
-        self._tables, self._limit, self._evaluate = tables, max(1.0, min(limit, 1e18)), evaluate
-        self._work_left = work
-        self._messages = Messages(tables)
+    def __init__(self, tables: LayoutTables, evaluate: Callable[[States], Evaluated]):
+        self._tables, self._evaluate = tables, evaluate
+        self._seconds, self._memory = _Dual(tables), _Dual(tables)
+        self._dual = self._seconds
         self._found: dict[tuple[int, ...], Evaluated] = {}
         self._active: list[set[int]] = [set() for _ in tables.layouts]
         self._rows: list[_Row] = []
-        self._prices: list[float] = []
         self._shares = [np.full((len(each.bundles), each.targets), 1 / len(each.bundles)) for each in tables.shared]
         self._layouts: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray, Grouping]] = {}
-        self._known: Any = None
-        self._relaxed, self._near = (True, math.inf), _NEAR_STATES
-        self._support: list[np.ndarray] | None = None
+        self._least_bytes = 0.0  # proved of every layout
         self._scale = 1.0
 
-    def run(self, starts: Sequence[States], to_beat: float) -> Bound:
+    def run(self, starts: Sequence[States], limit: float, to_beat: float = math.inf, work: float = WORK) -> Bound:
         """Search until a plan within the limit is proved to be nearly the fastest, and return the bound.
 
         Args:
           starts: states to begin with.
+          limit: the bytes of a device.
           to_beat: seconds of a plan on another mesh: if it is proved that none here is faster, the search ends.
+          work: table entries that the search may read before it ends; at least two rounds are made. Processes that plan the same
+            step have to find the same plan, so that there is no limit of time.
         """
+        self._limit, self._work_left = max(1.0, min(limit, 1e18)), work
+        self._known: Any = None
+        self._relaxed, self._near = (True, math.inf), _NEAR_STATES
+        self._support: list[np.ndarray] | None = None
         for each in starts:
             self._visit(each)
         self._scale = 1 / max(min(each.seconds for each in self._found.values()), 1e-12)
-        bound, with_seconds = Bound(), True
+        bound = Bound(math.inf if self._least_bytes > self._limit else 0.0, self._least_bytes)
+        with_seconds = math.isfinite(bound.seconds)
         before, stalls = (-1.0, -1.0), 0
         for number in range(_ROUNDS):
             value = self._raise_bound(with_seconds)
             bound = self._bound(bound, value, with_seconds)
-            self._visit(self._messages.decode())
+            self._visit(self._dual.messages.decode())
             excess = self._excess(value, with_seconds, to_beat)
-            if self._is_proved(bound, to_beat) or number == _ROUNDS - 1 or (self._work_left < 0 and number >= _LEAST_ROUNDS):
+            # A smaller plan that does not fit either is worth half of the work.
+            least, rounds = (work / 2, 1) if math.isinf(bound.seconds) else (0.0, _LEAST_ROUNDS)
+            spent = self._work_left < least and number >= rounds
+            if self._is_proved(bound, to_beat) or number == _ROUNDS - 1 or spent:
                 break
             closed = self._close(value, excess, with_seconds)
             bound = self._bound(bound, closed, with_seconds)
@@ -153,6 +166,7 @@ class ExactSearch:
                 self._activate(excess)
                 self._relax(with_seconds)
             self._round(with_seconds, excess, relaxed)
+        self._least_bytes = bound.memory
         return bound
 
     def _visit(self, states: States) -> None:
@@ -187,24 +201,29 @@ class ExactSearch:
         """Return the bound with what a bound of the objective proves."""
         if with_seconds:
             return Bound(max(bound.seconds, value / self._scale), bound.memory)
-        memory = max(bound.memory, (1 + value) * self._limit * (1 - _WITHIN))
-        return Bound(math.inf if memory > self._limit else bound.seconds, memory)
+        memory = (1 + value) * self._limit * (1 - _WITHIN)
+        if memory <= self._limit:
+            return bound  # no excess is proved
+        return Bound(math.inf, max(bound.memory, memory))
 
     def _raise_bound(self, with_seconds: bool) -> float:
         """Pass messages at the prices of memory, and return the lower bound."""
-        self._messages.set_costs(*self._priced(with_seconds))
+        self._dual = self._seconds if with_seconds else self._memory
+        messages, prices = self._dual.messages, self._dual.prices
+        prices += [0.0] * (len(self._rows) - len(prices))
+        messages.set_costs(*self._priced(with_seconds))
         if self._known is not None:
-            self._messages.start_from(self._known)
+            messages.start_from(self._known)
             self._known = None
-        room = sum(price * row.room for price, row in zip(self._prices, self._rows, strict=True))
+        room = sum(price * (self._limit + row.free) for price, row in zip(prices, self._rows, strict=True))
         value = -math.inf
         for number in range(_SWEEPS):
-            self._messages.sweep(number % 2 == 0)
-            self._work_left -= self._messages.work
+            messages.sweep(number % 2 == 0)
+            self._work_left -= messages.work
             if (number + 1) % _CHECKED == 0:
                 if with_seconds:
                     self._share_out()
-                before, value = value, self._messages.bound() - room
+                before, value = value, messages.bound() - room
                 if value - before < _STALLED * abs(value) or self._work_left < 0:
                     break
         return value
@@ -220,7 +239,7 @@ class ExactSearch:
             slack = np.full(shares.shape, np.inf)
             for position, bundle in enumerate(shared.bundles):
                 needed, seconds, targets, groups = self._layouts_of(bundle)
-                left = self._messages.slack(self._tables.pair_of[bundle]).ravel()[needed] / (price * seconds)
+                left = self._dual.messages.slack(self._tables.pair_of[bundle]).ravel()[needed] / (price * seconds)
                 slack[position, targets] = groups.least(left).clip(0.0)
             unused, needing = np.minimum(shares, slack), slack < _UNUSED
             count = needing.sum(axis=0)
@@ -230,7 +249,7 @@ class ExactSearch:
                 if changes.any():
                     at = self._tables.pair_of[bundle]
                     reshard = self._tables.pairs[at].reshards[bundle]
-                    self._messages.add(at, price * changes[reshard.target] * reshard.seconds)
+                    self._dual.messages.add(at, price * changes[reshard.target] * reshard.seconds)
 
     def _layouts_of(self, bundle: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, Grouping]:
         """Return where the table of a reshard has seconds, these, the different layouts there, and how to group by them."""
@@ -253,12 +272,14 @@ class ExactSearch:
                 pairs[at] = pairs[at] + scale * shared.times * share[reshard.target] * reshard.seconds
         classes = np.zeros(len(alone))
         copies: dict[tuple[int, int], float] = defaultdict(float)
-        for price, row in zip(self._prices, self._rows, strict=True):
+        for price, row in zip(self._dual.prices, self._rows, strict=True):
             classes += price * row.part * row.moment.classes
             for key, size in row.moment.copies.items():
                 copies[key] += price * row.part * size
         for number in range(len(alone)):
-            alone[number] = alone[number] + classes[number] / tables.shards[number] + sum(self._prices) * tables.stored[number]
+            alone[number] = (
+                alone[number] + classes[number] / tables.shards[number] + sum(self._dual.prices) * tables.stored[number]
+            )
         for (bundle, form), price in copies.items():
             at = tables.pair_of[bundle]
             pairs[at] = pairs[at] + price * tables.pairs[at].reshards[bundle].copied(form)
@@ -266,7 +287,7 @@ class ExactSearch:
 
     def _activate(self, excess: float) -> None:
         """Make more states columns: those of the least reduced costs."""
-        for active, costs in zip(self._active, self._messages.reduced, strict=True):
+        for active, costs in zip(self._active, self._dual.messages.reduced, strict=True):
             least = costs.min()
             new = [state for state in np.argsort(costs, kind="stable").tolist() if state not in active]
             active.update([state for state in new[:_NEW_STATES] if costs[state] - least <= excess])
@@ -275,7 +296,7 @@ class ExactSearch:
         """Return the bound of the integer program of all states that may be in a better plan; `value` if they are too many."""
         if not math.isfinite(excess):
             return value
-        kept = [np.flatnonzero(each - each.min() <= excess + 1e-9) for each in self._messages.reduced]
+        kept = [np.flatnonzero(each - each.min() <= excess + 1e-9) for each in self._dual.messages.reduced]
         if sum(map(len, kept)) - len(kept) > _FEW_STATES:
             return value
         solved = self._solve_integer(_Program(self._tables, kept, self._scale if with_seconds else 0.0))
@@ -290,7 +311,8 @@ class ExactSearch:
         if solved is None:
             return
         self._relaxed = with_seconds, solved.bound
-        self._prices, self._known, shares = program.read_duals(solved, self._rows, self._limit)
+        dual = self._seconds if with_seconds else self._memory
+        dual.prices, self._known, shares = program.read_duals(solved, self._rows, self._limit)
         for number, found in shares.items():
             self._shares[number][:, list(found)] = np.stack(list(found.values()), axis=1)
         states, whole = program.read_states(solved.values)
@@ -318,7 +340,7 @@ class ExactSearch:
         """Return the states of each class that come nearest to being in a better plan, by their reduced costs."""
         every = [
             (float(cost), number, state)
-            for number, costs in enumerate(self._messages.reduced)
+            for number, costs in enumerate(self._dual.messages.reduced)
             for state, cost in enumerate((costs - costs.min()).tolist())
             if cost <= excess
         ]
@@ -366,9 +388,8 @@ class ExactSearch:
                 break
             peak = int(total.argmax())
             part, free = costs.held[int(held[:, peak].argmax())]
-            room = self._limit - costs.compiler.reserve * len(live) + free
-            self._rows.append(_Row(peak, part, room, self._tables.moment(peak)))
-            self._prices.append(0.0)
+            free -= costs.compiler.reserve * len(live)
+            self._rows.append(_Row(peak, part, free, self._tables.moment(peak)))
             added = True
             below = np.flatnonzero(total <= limit)  # the next row is for another peak
             before, after = below[below < peak], below[below > peak]
@@ -476,7 +497,7 @@ class _Program:
         """Solve the program within a limit at some operations; None if HiGHS neither finds a solution nor proves that none is."""
         self._memory_rows += [self._memory_row(row, limit) for row in rows[len(self._memory_rows) :]]
         matrix = vstack([self._shared_rows, *self._memory_rows], format="csr")
-        most = np.concatenate([np.zeros(len(self._readers)), [row.room / limit - _WITHIN for row in rows]])
+        most = np.concatenate([np.zeros(len(self._readers)), [1 + row.free / limit - _WITHIN for row in rows]])
         outside = _WITHIN if self.scale else np.inf
         one = np.zeros(self._equal)
         one[: len(self.states)] = 1.0

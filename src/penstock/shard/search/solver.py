@@ -110,6 +110,10 @@ class MeshSearch:
         """Return the costs of all layouts."""
         return LayoutTables(self.costs)
 
+    @functools.cached_property
+    def _exact(self) -> ExactSearch:
+        return ExactSearch(self.tables, self.evaluate)
+
     def descend(self) -> None:
         """Find candidates without regard to the limit, once."""
         if self.found:
@@ -128,7 +132,7 @@ class MeshSearch:
         """
         self.descend()
         order = sorted(self.found.items(), key=lambda each: each[1].seconds)
-        return ExactSearch(self.tables, limit, self.evaluate, work).run([list(each) for each, _ in order], to_beat)
+        return self._exact.run([list(each) for each, _ in order], limit, to_beat, work)
 
     def least(self) -> float:
         """Return the memory of the smallest candidate."""
@@ -247,7 +251,7 @@ def search_meshes(prepared: Sequence[PreparedMesh], limit: float) -> MeshPlan:
     if proof.fastest is None:
         least = min(prepared, key=lambda each: each.search.least())
         limit = _NEARLY_LEAST * least.search.least()
-        least.search.bound(limit, work=WORK / 2)
+        least.search.bound(limit, work=WORK / 4)
     pairs = [(each, candidate) for each in prepared for candidate in each.search.found.values()]
     chosen, candidate = pairs[choose([candidate for _, candidate in pairs], limit)]
     return MeshPlan(chosen, candidate, proof)
