@@ -80,6 +80,16 @@ def test_meshes_of_several_sizes_and_dtypes_in_one_process_that_imports_nothing_
     assert [found.arguments for found in measure_exported(programs)] == [64 * 64 * size // n for n in (2, 32) for size in (2, 8)]
 
 
+def test_programs_are_compiled_in_as_many_processes_as_this_one_has_cores(monkeypatch):
+    started, start = [], compiler._start
+    monkeypatch.setattr(compiler, "_cores", lambda: 2)
+    monkeypatch.setattr(compiler, "_start", lambda folder, share, *rest: started.append(share) or start(folder, share, *rest))
+    sizes = [{"data": 1, "model": 2}, {"data": 2, "model": 2}, {"data": 2, "model": 4}]
+    found = measure_exported([doubled(each) for each in sizes])
+    assert started == [[0, 2], [1]]
+    assert [each.arguments for each in found] == [64 * 64 * 4 // n for n in (2, 4, 8)]
+
+
 @pytest.mark.parametrize(
     ("status", "said"),
     [
