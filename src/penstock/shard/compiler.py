@@ -224,17 +224,17 @@ def compile_plans(
     """
     if traced is None:
         raise ValueError("this plan was loaded from a file and has no step to compile; plan.bind(step, *args) first")
-    for plan in plans:
-        if topology is not None:
+    if topology is not None:
+        for plan in plans:
             check_topology(topology, plan.mesh_shape)
     where = describe_compiler(plans[0].device_count, devices, topology)
-    here = [topology is None and has_devices(plan.device_count, devices) and not _may_abort(plan, devices) for plan in plans]
     found: dict[int, Measured | CompileError] = {}
     programs: dict[int, bytes] = {}
     with shown(f"compiling with {where}" if len(plans) == 1 else f"compiling {len(plans)} plans with {where}"):
         for at, plan in enumerate(plans):
+            here = topology is None and has_devices(plan.device_count, devices) and not _may_abort(plan, devices)
             try:
-                if here[at]:
+                if here:
                     found[at] = _compile_for_devices(plan, traced, devices)
                 else:
                     programs[at] = _export(plan, traced, topology)
@@ -408,7 +408,7 @@ def _cores() -> int:
 
 
 def _run_workers(folder: Path, shares: Sequence[Sequence[int]], topology: str | None, timeout: float | None) -> list[list[int]]:
-    """Compile shares of the programs in a process each, and return those of each share that have to be tried again."""
+    """Compile each share of the programs in a process of its own, and return the programs of each share to try again."""
     workers: list[subprocess.Popen[bytes]] = []
     end = None if timeout is None else time.monotonic() + timeout
     try:

@@ -110,8 +110,8 @@ class ExactSearch:
 
     def __init__(self, tables: LayoutTables, evaluate: Callable[[States], Evaluated]):
         self._tables, self._evaluate = tables, evaluate
-        self._seconds, self._memory = _Dual(tables), _Dual(tables)
-        self._dual = self._seconds
+        self._duals = {True: _Dual(tables), False: _Dual(tables)}  # for seconds, and for the memory
+        self._dual = self._duals[True]
         self._found: dict[tuple[int, ...], Evaluated] = {}
         self._active: list[set[int]] = [set() for _ in tables.layouts]
         self._rows: list[_Row] = []
@@ -208,7 +208,7 @@ class ExactSearch:
 
     def _raise_bound(self, with_seconds: bool) -> float:
         """Pass messages at the prices of memory, and return the lower bound."""
-        self._dual = self._seconds if with_seconds else self._memory
+        self._dual = self._duals[with_seconds]
         messages, prices = self._dual.messages, self._dual.prices
         prices += [0.0] * (len(self._rows) - len(prices))
         messages.set_costs(*self._priced(with_seconds))
@@ -262,7 +262,7 @@ class ExactSearch:
 
     def _priced(self, with_seconds: bool) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Return the costs of each class alone and of each pair, in which live bytes have prices."""
-        tables, scale = self._tables, self._scale if with_seconds else 0.0
+        tables, scale, prices = self._tables, self._scale if with_seconds else 0.0, self._dual.prices
         alone = [scale * each for each in tables.seconds]
         pairs = [scale * each.seconds for each in tables.pairs]
         for shared, shares in zip(tables.shared, self._shares, strict=True):
@@ -272,14 +272,12 @@ class ExactSearch:
                 pairs[at] = pairs[at] + scale * shared.times * share[reshard.target] * reshard.seconds
         classes = np.zeros(len(alone))
         copies: dict[tuple[int, int], float] = defaultdict(float)
-        for price, row in zip(self._dual.prices, self._rows, strict=True):
+        for price, row in zip(prices, self._rows, strict=True):
             classes += price * row.part * row.moment.classes
             for key, size in row.moment.copies.items():
                 copies[key] += price * row.part * size
         for number in range(len(alone)):
-            alone[number] = (
-                alone[number] + classes[number] / tables.shards[number] + sum(self._dual.prices) * tables.stored[number]
-            )
+            alone[number] = alone[number] + classes[number] / tables.shards[number] + sum(prices) * tables.stored[number]
         for (bundle, form), price in copies.items():
             at = tables.pair_of[bundle]
             pairs[at] = pairs[at] + price * tables.pairs[at].reshards[bundle].copied(form)
@@ -311,8 +309,7 @@ class ExactSearch:
         if solved is None:
             return
         self._relaxed = with_seconds, solved.bound
-        dual = self._seconds if with_seconds else self._memory
-        dual.prices, self._known, shares = program.read_duals(solved, self._rows, self._limit)
+        self._duals[with_seconds].prices, self._known, shares = program.read_duals(solved, self._rows, self._limit)
         for number, found in shares.items():
             self._shares[number][:, list(found)] = np.stack(list(found.values()), axis=1)
         states, whole = program.read_states(solved.values)
