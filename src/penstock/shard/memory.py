@@ -78,7 +78,7 @@ def enforce_limit(
     write_left: WriteLeft,
     choose_compiler: Callable[[], Compiler],
     traced: TracedStep,
-    least_arguments: Callable[[], float],
+    meshes: Sequence[PreparedMesh],
     baselines: Mapping[str, MeshPlan],
     limit: int,
     check: bool | str | None,
@@ -90,7 +90,7 @@ def enforce_limit(
       write: writes decisions as a record.
       write_left: writes decisions as records that leave the step to the compiler.
       choose_compiler: returns the compiler that decides.
-      least_arguments: returns the fewest bytes of stored arguments, and of constants, that any layout has on a device.
+      meshes: all meshes that are searched.
       check: as in `ps.plan`.
 
     Returns:
@@ -101,11 +101,12 @@ def enforce_limit(
       PlanError: no plan fits once compiled, or the stored arguments and the constants alone exceed the limit.
       CompileError: the plan does not compile, and `check` asks for it.
     """
+    smallest = min(meshes, key=lambda each: sum(least_arguments(each)))
+    if sum(least_arguments(smallest)) + traced.constant_bytes > limit:
+        raise PlanError(_describe_arguments(smallest, traced, limit))
     found = search(limit)
     plan = write(found)
     above = plan.cost.memory.total > limit
-    if above and (least := least_arguments()) > limit:
-        raise PlanError(_describe_arguments(found.prepared, found.candidate.assignment, traced, limit, least))
     small = len(plan.sharding_constraints.results) <= _MOST_CONSTRAINTS
     if not check and not above and not (check is None and small and plan.unchecked):
         return plan
@@ -129,11 +130,11 @@ def enforce_limit(
     return trials.fastest
 
 
-def least_arguments(prepared: PreparedMesh) -> float:
-    """Return the fewest bytes of stored arguments that a device has in any layout on a mesh."""
+def least_arguments(prepared: PreparedMesh) -> list[float]:
+    """Return, for each stored argument, the fewest bytes of it that a device has in any layout on a mesh."""
     costs = prepared.costs
     names, lengths, nodes = costs.links.names, costs.links.sizes, costs.graph.nodes
-    return sum(size / _most_shards(nodes[node].sizes, nodes[node].fixed, names, lengths) for node, size in costs.stored)
+    return [size / _most_shards(nodes[node].sizes, nodes[node].fixed, names, lengths) for node, size in costs.stored]
 
 
 @dataclass(frozen=True)
@@ -491,17 +492,15 @@ def with_cost_of(plan: PlanRecord, measured: Measured, hardware: Hardware) -> Pl
 # Messages of errors and warnings.
 
 
-def _describe_arguments(prepared: PreparedMesh, assignment: Assignment, traced: TracedStep, limit: int, least: float) -> str:
-    """Describe that the stored arguments and the constants alone exceed the limit in any layout.
-
-    Args:
-      least: their bytes in the smallest layout.
-    """
+def _describe_arguments(prepared: PreparedMesh, traced: TracedStep, limit: int) -> str:
+    """Describe that the stored arguments and the constants alone exceed the limit in any layout."""
+    sizes = least_arguments(prepared)
+    least = sum(sizes) + traced.constant_bytes
     return (
         f"no layout fits {format_bytes(limit)} a device on mesh {describe_mesh(prepared.mesh_shape)}: the arguments"
         f"{' and constants' if traced.constants else ''} alone take "
         f"{format_bytes(least)} if each is sharded as far as it divides, {format_bytes(least - limit)} too much. The largest on "
-        f"each device: {'; '.join(_largest_arguments(prepared, assignment, traced))}. {_about_constants(traced)}"
+        f"each device: {'; '.join(_name_largest(sizes, traced))}. {_about_constants(traced)}"
         f"More than {math.prod(prepared.mesh_shape.values())} devices, or arguments of a smaller dtype, would help."
     )
 
@@ -581,7 +580,11 @@ def _describe_prediction(prepared: PreparedMesh, assignment: Assignment, plan: P
 def _largest_arguments(prepared: PreparedMesh, assignment: Assignment, traced: TracedStep) -> list[str]:
     """Return the arguments that take the most memory of a device, in words."""
     costs = prepared.costs
-    sizes = [costs.stored_bytes(node, size, assignment[node]) for node, size in costs.stored]
+    return _name_largest([costs.stored_bytes(node, size, assignment[node]) for node, size in costs.stored], traced)
+
+
+def _name_largest(sizes: Sequence[float], traced: TracedStep) -> list[str]:
+    """Return the largest arguments in words, given the bytes of each on a device."""
     stored = sorted(zip(sizes, traced.inputs, strict=True), key=lambda each: -each[0])
     return [f"{format_bytes(size)} of {leaf.path!r} {format_type(leaf)}" for size, leaf in stored[:_MOST_NAMED]]
 

@@ -27,7 +27,7 @@ from penstock.shard.axis_names import name_axes
 from penstock.shard.compiler import choose_compiler, hardware_of, match_topology, read_check
 from penstock.shard.graph.constraints import axes_in_constraints, given_roles
 from penstock.shard.jit import PlannedStep, check_step, refuse_other_arguments
-from penstock.shard.memory import describe_constants, enforce_limit, least_arguments, leave_to_compiler
+from penstock.shard.memory import describe_constants, enforce_limit, leave_to_compiler
 from penstock.shard.mesh import shapes as mesh_shapes
 from penstock.shard.mesh.compiler_models import COMPILER_MODELS
 from penstock.shard.mesh.explicit_axes import automatic_axes, to_automatic, to_explicit
@@ -191,7 +191,7 @@ def plan_traced(
         write_left=write_left,
         choose_compiler=compiler,
         traced=traced,
-        least_arguments=lambda: min(map(least_arguments, prepared)) + constants,
+        meshes=prepared,
         baselines=baselines,
         limit=limit,
         check=check,
