@@ -294,7 +294,7 @@ class CostModel:
         Args:
           padding: a factor on the bytes of each live range.
         """
-        live, stored = self._live_bytes(assignment, padding)
+        live, stored = self.memory_over_time(assignment, padding)
         if not len(live):
             return stored, 0
         time = int(np.argmax(live))
@@ -303,10 +303,10 @@ class CostModel:
 
     def vector_memory(self, assignment: Assignment) -> float:
         """Return the bytes of temporary arrays that are in a TPU's vector memory at the peak, which `memory` does not count."""
-        live, _ = self._live_bytes(assignment)
+        live, _ = self.memory_over_time(assignment)
         return min(float(live.max(initial=0.0)), self._uncounted_bytes)
 
-    def _live_bytes(self, assignment: Assignment, padding: np.ndarray | float = 1.0) -> tuple[np.ndarray, float]:
+    def memory_over_time(self, assignment: Assignment, padding: np.ndarray | float = 1.0) -> tuple[np.ndarray, float]:
         """Return the bytes of temporary arrays on one device at each operation, and of all stored inputs together."""
         each, stored = self.local_bytes(assignment)
         return _sum_over_time(self.live_ranges, each * padding), stored

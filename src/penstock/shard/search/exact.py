@@ -54,6 +54,8 @@ _NEAR_STATES, _MOST_NEAR_STATES = 300, 3000
 """States besides those in the solution of the linear program that are columns of the integer program: at first, and at most."""
 _NODES = 5000
 """Nodes of the tree of branch and bound of an integer program."""
+_OPTIONS = {"presolve": False}
+"""Options of HiGHS. Linear programs take 0.5 to 0.8 times as long without presolve."""
 _WITHIN = 2e-6
 """Solutions of HiGHS may exceed a row by 1e-6 of the limit, so that rows are stricter than the limit by this part of it. A plan
 that is nearer to the limit is a solution all the same, at the price `_OUTSIDE`."""
@@ -113,7 +115,7 @@ class ExactSearch:
         self._duals = {True: _Dual(tables), False: _Dual(tables)}  # for seconds, and for the memory
         self._dual = self._duals[True]
         self._found: dict[tuple[int, ...], Evaluated] = {}
-        self._active: list[set[int]] = [set() for _ in tables.layouts]
+        self._active: list[set[int]] = []
         self._rows: list[_Row] = []
         self._shares = [np.full((len(each.bundles), each.targets), 1 / len(each.bundles)) for each in tables.shared]
         self._layouts: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray, Grouping]] = {}
@@ -134,6 +136,7 @@ class ExactSearch:
         self._known: Any = None
         self._relaxed, self._near = (True, math.inf), _NEAR_STATES
         self._support: list[np.ndarray] | None = None
+        self._active = [set() for _ in self._tables.layouts]
         for each in starts:
             self._visit(each)
         self._scale = 1 / max(min(each.seconds for each in self._found.values()), 1e-12)
@@ -170,10 +173,12 @@ class ExactSearch:
         return bound
 
     def _visit(self, states: States) -> None:
-        """Evaluate states, and make them columns."""
+        """Evaluate states, make them columns, and add a row where they exceed the limit."""
         key = tuple(states)
         if key not in self._found:
-            self._found[key] = self._evaluate(states)
+            found = self._found[key] = self._evaluate(states)
+            if found.memory > self._limit:
+                self._add_rows(*self._tables.costs.memory_over_time(self._tables.assignment(states)), most=1)
         for active, state in zip(self._active, states, strict=True):
             active.add(state)
 
@@ -361,7 +366,9 @@ class ExactSearch:
         while True:
             solved = program.solve(self._rows, self._limit, integer)
             self._work_left -= _WORK_OF_COLUMN * program.columns
-            if solved is None or solved.values is None or not self._add_rows(program, solved.values):
+            if solved is None or solved.values is None:
+                return solved
+            if not self._add_rows(*program.memory(solved.values), exceeded=max(0.0, solved.values[-1])):
                 return solved
             changed = solved.bound - before >= _NEARLY_RELAXED * (1 + abs(before))
             # Without them, the plan of an integer program would not fit, nor a linear program prove that none does.
@@ -369,18 +376,24 @@ class ExactSearch:
                 return solved
             before = solved.bound
 
-    def _add_rows(self, program: _Program, values: np.ndarray) -> bool:
-        """Add rows for operations at which a solution exceeds the limit, and return whether there are any."""
+    def _add_rows(self, live: np.ndarray, stored: float, exceeded: float = 0.0, most: int = _MOST_ROWS) -> bool:
+        """Add rows for operations at which a solution exceeds the limit, and return whether there are any.
+
+        Args:
+          live: bytes that are live at each operation.
+          stored: bytes of stored inputs.
+          exceeded: the part of the limit that may be exceeded.
+          most: the most rows to add.
+        """
         costs = self._tables.costs
-        live, stored = program.memory(values)
         held = np.stack([part * live - free for part, free in costs.held])
         parts = [part for part, _ in costs.held]
         for row in self._rows:
             held[parts.index(row.part), row.time] = -np.inf
         total = stored + held.max(axis=0) + costs.compiler.reserve * len(live)
-        limit = self._limit * (1 + max(0.0, values[-1]))
+        limit = self._limit * (1 + exceeded)
         added = False
-        for _ in range(_MOST_ROWS):
+        for _ in range(most):
             if not len(total) or total.max() <= limit:
                 break
             peak = int(total.argmax())
@@ -507,7 +520,7 @@ class _Program:
                 integrality=np.arange(self.columns) < self._binary,
                 bounds=Bounds(0, highest),
                 constraints=constraints[: 1 + bool(len(most))],
-                options={"node_limit": _NODES, "mip_rel_gap": GAP / 10, "presolve": False},
+                options={"node_limit": _NODES, "mip_rel_gap": GAP / 10, **_OPTIONS},
             )
             if found.x is None and found.status != _INFEASIBLE:
                 return None
@@ -515,7 +528,8 @@ class _Program:
             return _Solved(found.x, bound, np.zeros(0), np.zeros(0))
         limits = {"A_ub": matrix, "b_ub": most} if len(most) else {}
         ranges = np.array([(0.0, np.inf)] * (self.columns - 1) + [(0.0, outside)])
-        found = linprog(self._objective, A_eq=self._equal_rows, b_eq=one, bounds=ranges, method="highs-ds", **limits)
+        limits |= {"A_eq": self._equal_rows, "b_eq": one, "bounds": ranges}
+        found = linprog(self._objective, method="highs-ds", options=_OPTIONS, **limits)
         if found.x is None:
             return None
         return _Solved(found.x, found.fun, found.eqlin.marginals, found.ineqlin.marginals if len(most) else np.zeros(0))

@@ -171,7 +171,6 @@ class LayoutTables:
             self.stored[number] += [costs.stored_bytes(node, size, layout) for layout in self.layouts[number]]
         self._projections: dict = {}
         self._known: dict[tuple, _Table] = {}
-        self._moves: dict[tuple[int, int], list[np.ndarray]] = {}
         self._add_pairs()
 
     def assignment(self, states: Sequence[int]) -> Assignment:
@@ -198,15 +197,6 @@ class LayoutTables:
             if bundle in self.pair_of:
                 found[bundle, form] += size
         return Moment(classes, dict(found))
-
-    def alike_but(self, number: int, axis: int) -> list[np.ndarray]:
-        """Return, for each state of a class, the states with the same use of all mesh axes but one."""
-        key = (self._alike[number], axis)
-        if key not in self._moves:
-            groups = _number_rows(self._masks[number] & ~(1 << axis))[1]
-            members = [np.flatnonzero(groups == group) for group in range(groups.max(initial=0) + 1)]
-            self._moves[key] = [members[group] for group in groups.tolist()]
-        return self._moves[key]
 
     def _add_pairs(self) -> None:
         """Make the tables of pairs of classes, and find which readers share reshards."""

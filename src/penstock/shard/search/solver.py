@@ -1,6 +1,6 @@
 """Search for the best assignment within a memory limit, on each candidate mesh shape, and take the best of all.
 
-On each mesh, a descent over its axes finds fast plans, without regard to memory. The exact search goes on from these.
+The exact search on each mesh begins with the baselines.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import functools
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,6 @@ from penstock.shard.mesh.hardware import Hardware
 from penstock.shard.mesh.resharding import MeshLinks, union
 from penstock.shard.search.baselines import WeightPairs, find_baselines, find_weight_pairs
 from penstock.shard.search.costs import Assignment, CostModel, Proof, build_costs
-from penstock.shard.search.descent import Descent
 from penstock.shard.search.exact import WORK, Bound, ExactSearch
 from penstock.shard.search.layout_tables import LayoutTables
 from penstock.shard.trace.step import TracedStep
@@ -36,6 +35,8 @@ _CERTAIN = 0.08
 """A baseline is chosen if no candidate is predicted to be faster by more than this fraction. Its collectives are predicted
 exactly; compilers add some to other layouts. Two recurrent networks on TPUs were predicted to be 6 % and 7 % faster than data
 parallelism, and their programs were 1.4 times as slow."""
+_WORK_OF_COARSER = WORK / 20
+"""The work of a search on a mesh of which another is a refinement. It finds plans that are nearly as fast on a simpler mesh."""
 
 
 @dataclass(frozen=True)
@@ -114,14 +115,13 @@ class MeshSearch:
     def _exact(self) -> ExactSearch:
         return ExactSearch(self.tables, self.evaluate)
 
-    def descend(self) -> None:
-        """Find candidates without regard to the limit, once."""
+    def begin(self) -> None:
+        """Evaluate the baselines and the assignment that shards nothing, once."""
         if self.found:
             return
-        starts = [self.tables.states(each) for each in (self.costs.start(), *self._baselines)]
-        for each in starts[1:]:
-            self.evaluate(each, baseline=True)
-        Descent(self.tables).run(starts, self.evaluate)
+        for each in self._baselines:
+            self.evaluate(self.tables.states(each), baseline=True)
+        self.evaluate(self.tables.states(self.costs.start()))
 
     def bound(self, limit: float, to_beat: float = math.inf, work: float = WORK) -> Bound:
         """Search for the fastest plan within a limit, and return what is proved of all layouts.
@@ -130,9 +130,13 @@ class MeshSearch:
           to_beat: seconds of a plan within the limit on another mesh. The search ends if none here is faster.
           work: the work after which it ends anyway (`ExactSearch`).
         """
-        self.descend()
+        self.begin()
         order = sorted(self.found.items(), key=lambda each: each[1].seconds)
         return self._exact.run([list(each) for each, _ in order], limit, to_beat, work)
+
+    def fastest(self, limit: float) -> float:
+        """Return the seconds of the fastest candidate within a limit; infinity if there is none."""
+        return min((each.seconds for each in self.found.values() if each.memory <= limit), default=math.inf)
 
     def least(self) -> float:
         """Return the memory of the smallest candidate."""
@@ -229,23 +233,24 @@ def prepare_meshes(
 def search_meshes(prepared: Sequence[PreparedMesh], limit: float) -> MeshPlan:
     """Return the best plan of all meshes: the fastest within the limit; if every plan exceeds it, the fastest of the smallest.
 
-    A mesh of which another is a refinement, such as 8 of 2 × 4, needs no search of its own: its plans are plans of the other.
+    A mesh of which another is a refinement, such as 8 of 2 × 4, needs no proof of its own: its plans are plans of the other.
     """
     for each in prepared:
-        each.search.descend()
+        each.search.begin()
     coarser = {at: _find_coarser(at, prepared) for at in range(len(prepared))}
     finest = [at for at in coarser if not any(at in others for others in coarser.values())]
 
-    def fastest(meshes: Iterable[PreparedMesh]) -> float:
-        every = [each for mesh in meshes for each in mesh.search.found.values()]
-        return min((each.seconds for each in every if each.memory <= limit), default=math.inf)
+    def fastest() -> float:
+        return min(each.search.fastest(limit) for each in prepared)
 
     bounds = []
-    for at in sorted(finest, key=lambda at: fastest([prepared[at]])):
-        bounds.append(prepared[at].search.bound(limit, fastest(prepared), WORK / len(finest)))
+    for at in sorted(finest, key=lambda at: prepared[at].search.fastest(limit)):
+        bounds.append(prepared[at].search.bound(limit, fastest(), WORK / len(finest)))
         for other, axes in coarser[at].items():
-            _take_over(prepared[at].search, prepared[other].search, axes, fastest(prepared))
-    reached = (fastest(prepared), min(bound.seconds for bound in bounds))
+            _take_over(prepared[at].search, prepared[other].search, axes, fastest())
+    for at in [at for at in coarser if at not in finest]:
+        prepared[at].search.bound(limit, fastest(), _WORK_OF_COARSER)
+    reached = (fastest(), min(bound.seconds for bound in bounds))
     best, least_seconds = (None if math.isinf(each) else each for each in reached)
     proof = Proof(best, least_seconds, min(bound.memory for bound in bounds))
     if proof.fastest is None:
