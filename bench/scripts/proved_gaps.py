@@ -114,7 +114,7 @@ def main() -> None:
     parser.add_argument("--suite", action="append", choices=SUITES, help="may be given several times (default: all)")
     parser.add_argument("--mesh", action="append", choices=tuple(MESHES), help="may be given several times (default: all)")
     parser.add_argument("--only", action="append", metavar="STEP", help="this step; may be given several times (default: all)")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the proof of each search")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the proof of each search, after each step")
     args = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")
     found: list[Found] = []
@@ -126,10 +126,10 @@ def main() -> None:
                 found += search_step(suite, name, args.mesh or list(MESHES))
             except ImportError as error:
                 print(f"{suite} {name} is left out: {error}", file=sys.stderr)
+            if args.json:
+                content = {"machine": machine.describe(), "searches": [asdict(each) for each in found]}
+                args.json.write_text(json.dumps(content, indent=1) + "\n")
     print("\n".join(report(found)))
-    if args.json:
-        content = {"machine": machine.describe(), "searches": [asdict(each) for each in found]}
-        args.json.write_text(json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":
