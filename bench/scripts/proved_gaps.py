@@ -118,6 +118,7 @@ def main() -> None:
     args = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")
     found: list[Found] = []
+    described = machine.describe()
     for suite in args.suite or SUITES:
         for name in steps.names(suite):
             if args.only and name not in args.only:
@@ -127,7 +128,7 @@ def main() -> None:
             except ImportError as error:
                 print(f"{suite} {name} is left out: {error}", file=sys.stderr)
             if args.json:
-                content = {"machine": machine.describe(), "searches": [asdict(each) for each in found]}
+                content = {"machine": described, "searches": [asdict(each) for each in found]}
                 args.json.write_text(json.dumps(content, indent=1) + "\n")
     print("\n".join(report(found)))
 

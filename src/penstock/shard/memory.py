@@ -101,9 +101,9 @@ def enforce_limit(
       PlanError: no plan fits once compiled, or the stored arguments and the constants alone exceed the limit.
       CompileError: the plan does not compile, and `check` asks for it.
     """
-    smallest = min(meshes, key=lambda each: sum(least_arguments(each)))
-    if sum(least_arguments(smallest)) + traced.constant_bytes > limit:
-        raise PlanError(_describe_arguments(smallest, traced, limit))
+    smallest, sizes = min(((each, least_arguments(each)) for each in meshes), key=lambda each: sum(each[1]))
+    if sum(sizes) + traced.constant_bytes > limit:
+        raise PlanError(_describe_arguments(smallest, sizes, traced, limit))
     found = search(limit)
     plan = write(found)
     above = plan.cost.memory.total > limit
@@ -492,9 +492,12 @@ def with_cost_of(plan: PlanRecord, measured: Measured, hardware: Hardware) -> Pl
 # Messages of errors and warnings.
 
 
-def _describe_arguments(prepared: PreparedMesh, traced: TracedStep, limit: int) -> str:
-    """Describe that the stored arguments and the constants alone exceed the limit in any layout."""
-    sizes = least_arguments(prepared)
+def _describe_arguments(prepared: PreparedMesh, sizes: Sequence[float], traced: TracedStep, limit: int) -> str:
+    """Describe that the stored arguments and the constants alone exceed the limit in any layout.
+
+    Args:
+      sizes: the fewest bytes of each stored argument.
+    """
     least = sum(sizes) + traced.constant_bytes
     return (
         f"no layout fits {format_bytes(limit)} a device on mesh {describe_mesh(prepared.mesh_shape)}: the arguments"

@@ -248,7 +248,7 @@ def search_meshes(prepared: Sequence[PreparedMesh], limit: float) -> MeshPlan:
         bounds.append(prepared[at].search.bound(limit, fastest(), WORK / len(finest)))
         for other, axes in coarser[at].items():
             _take_over(prepared[at].search, prepared[other].search, axes, fastest())
-    for at in [at for at in coarser if at not in finest]:
+    for at in sorted(coarser.keys() - finest):
         prepared[at].search.bound(limit, fastest(), _WORK_OF_COARSER)
     reached = (fastest(), min(bound.seconds for bound in bounds))
     best, least_seconds = (None if math.isinf(each) else each for each in reached)
