@@ -115,13 +115,23 @@ def test_an_operand_goes_from_its_group_by_way_of_the_shared_reshard_to_the_oper
     assert ((), ("data", "model")) in chain or ((), ("model", "data")) in chain
 
 
-@pytest.mark.xfail(strict=True, reason="a chain of layouts that comes back to an earlier one loses its end")
 def test_an_operand_ends_in_the_layout_of_the_operation_also_if_that_is_the_one_of_its_group():
     model, costs, op, (_, shared, _) = two_readers()
     assignment = costs.start()
     assignment[shared] = (0, 1)
     chain = written(model, costs, assignment).sharding_constraints.operands[op.path][0]
     assert chain[-1] == ((), ())
+
+
+def test_a_reshard_that_readers_do_not_share_is_made_again_for_each_but_the_first():
+    model, costs, _, _ = two_readers()
+    readers = [(op, node) for op, node in zip(model.groups.non_elementwise, model.graph.op, strict=True) if "dot" in op.primitive]
+    assignment = costs.start()
+    for op, node in readers:
+        assignment[node] = tuple(2 if factor == op.rule.operands[0][1] else 0 for factor in range(3))
+    operands = written(model, costs, assignment).sharding_constraints.operands
+    whole, cut = ((), ()), ((), ("model",))
+    assert [operands[op.path][0] for op, _ in readers] == [(whole, cut), (whole, whole, cut)]
 
 
 @pytest.mark.xfail(strict=True, reason="a reduce-scatter before an all-gather cuts a dimension over the axes of both")

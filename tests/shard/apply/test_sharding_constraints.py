@@ -134,13 +134,21 @@ def test_without_constraints_the_program_is_the_step():
     assert primitives.count("dot_general") == 2
 
 
-def test_an_array_that_two_operations_want_in_one_layout_is_brought_there_once():
+@pytest.mark.parametrize("again", [False, True])
+def test_an_array_that_two_operations_want_in_one_layout_is_brought_there_once_or_again(again):
     traced = trace(lambda w, x: (x @ w, jax.numpy.sin(x) @ w), (jax.ShapeDtypeStruct((8, 8), "float32"),) * 2)
     products = [n for n, equation in enumerate(traced.closed.jaxpr.eqns) if equation.primitive.name == "dot_general"]
-    wanted = {(number,): (None, ((("data",), ()), ((), ()))) for number in products}
-    run = insert_constraints(traced.closed, ShardingConstraints(wanted), concrete_mesh(MESHES[0]))
-    text = jax.jit(run).lower(*arrays(traced.closed.in_avals)).as_text()
-    assert text.count("sharding_constraint") == 2
+    cut, whole = (("data",), ()), ((), ())
+    wanted = {(number,): (None, (cut, whole)) for number in products}
+    if again:
+        wanted[products[1],] = (None, (cut, cut, whole))
+    mesh = concrete_mesh(MESHES[0])
+    run, given = insert_constraints(traced.closed, ShardingConstraints(wanted), mesh), arrays(traced.closed.in_avals)
+    lowered = jax.jit(run, out_shardings=NamedSharding(mesh, PartitionSpec())).lower(*given)
+    assert lowered.as_text().count("sdy.sharding_constraint") == 2 + again
+    compiled = lowered.compile()
+    assert len(re.findall(r" all-gather\(", compiled.as_text())) == 1 + again
+    np.testing.assert_allclose(compiled(*given)[1], np.sin(given[1]) @ given[0], rtol=1e-5)
 
 
 def loop_with(kind):

@@ -201,6 +201,15 @@ def test_a_plan_that_is_left_to_the_compiler_has_the_layouts_at_the_start():
     assert_same(left, mlp_step, mlp(), rows())
 
 
+def test_layouts_that_are_made_again_are_made_again_by_the_printed_code():
+    plan = planned(mlp_step, mlp(), rows(), mesh=MESH)
+    chains = plan.sharding_constraints.operands.items()
+    again = {path: tuple(each and (each[0], *each) for each in operands) for path, operands in chains}
+    constraints = replace(plan.sharding_constraints, operands=again)
+    assert any(len(each) > 2 for operands in again.values() for each in operands if each)
+    assert_same(replace(plan, sharding_constraints=constraints), mlp_step, mlp(), rows())
+
+
 def test_given_devices_keep_their_order():
     devices = np.array(jax.devices()[::-1]).reshape(2, 4)
     plan = planned(mlp_step, mlp(), rows(), mesh=Mesh(devices, ("a", "b")))

@@ -13,11 +13,11 @@ import itertools
 import math
 import operator
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.shard.apply.sharding_constraints import ShardingConstraints, Spec
 from penstock.shard.graph.axis_groups import AxisGroups, FirstUse, find_uses
-from penstock.shard.graph.decisions import Graph, reshard_key
+from penstock.shard.graph.decisions import Graph, ReshardKey, reshard_key
 from penstock.shard.mesh.resharding import Layout, MeshLinks, union
 from penstock.shard.search.costs import Assignment, project
 from penstock.shard.trace.flat_program import FlatProgram, Op
@@ -80,6 +80,8 @@ class _Writer:
     assignment: Assignment
     split_from: float
     orders: Order
+    first_reader: dict[tuple[ReshardKey, Spec], int] = field(default_factory=dict)
+    """(array, layout) → the first operation that reads it in this layout, and for which alone it is resharded."""
 
     def write(self, state: Mapping[int, int]) -> Layouts:
         """Write all layouts; `state` is as in `write_layouts`."""
@@ -144,16 +146,22 @@ class _Writer:
         """Return the chain of layouts of an operand.
 
         It starts with the layout of the operand's group, and ends with the operation's layout. Between them may be the layout of
-        a reshard that several readers share.
+        a reshard that several readers share. If it is resharded from there as for an earlier reader, it is resharded again, since
+        the copy for that one is not kept.
         """
-        dims = self.groups.dims[value]
+        dims, key, fallback = self.groups.dims[value], reshard_key(value, op), (node, factors)
         layouts = [project(dims, self.assignment[self.graph.group[value]])]
-        shared = self.graph.shared_reshard.get(reshard_key(value, op))
-        shared_layouts = [] if shared is None else [project(dims, self.assignment[shared])]
-        for layout in (*shared_layouts, self._layout_at_op(value, node, factors)):
-            if layout != layouts[-1]:
-                layouts += self.links.waypoints(layouts[-1], layout, 0)
-        return self._spec_chain(layouts, value, (node, factors))
+        last = self._layout_at_op(value, node, factors)
+        shared = self.graph.shared_reshard.get(key)
+        shared_layout = last if shared is None else project(dims, self.assignment[shared])
+        if shared_layout != layouts[-1]:
+            layouts += self.links.waypoints(layouts[-1], shared_layout, 0)
+        chain = self._spec_chain(layouts, value, fallback)
+        if shared_layout == last:
+            return chain
+        own = self._spec_chain([shared_layout, *self.links.waypoints(shared_layout, last, 0)], value, fallback)
+        again = self.first_reader.setdefault((key, own[-1]), node) != node
+        return (*chain, *own) if again else (*chain, *own[1:])
 
     def result_layouts(self, value: int, node: int, factors: tuple[int | None, ...], reduced: list[int]) -> tuple[Spec, ...]:
         """Return the chain of layouts of a result, from the layout of the operation to the layout of the result's group."""

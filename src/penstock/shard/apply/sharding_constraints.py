@@ -7,6 +7,8 @@ the layout of the state that it updates, the compiler inserts the reduce-scatter
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,7 +33,9 @@ class ShardingConstraints:
     Each entry is a chain of specs, applied in order, or None where the compiler decides.
 
     Attributes:
-      operands: path of an equation → for each operand, the layout of its value, then the layout in which it is used.
+      operands: path of an equation → for each operand, the layout of its value, then the layout in which it is used. After a
+        layout that is there twice in a row (`split_again`) is a barrier: what follows is done again for this equation, because
+        the copy for an earlier one is not kept.
       results: path of an equation → for each result, the layout in which it is computed, unless it is a partial sum, then the
         layout of its axis group.
       at_start: for each flat argument, its layout from the start of the step, or None; () if all are None.
@@ -40,6 +44,18 @@ class ShardingConstraints:
     operands: Mapping[Path, tuple[tuple[Spec, ...] | None, ...]] = field(default_factory=dict)
     results: Mapping[Path, tuple[tuple[Spec, ...] | None, ...]] = field(default_factory=dict)
     at_start: tuple[Spec | None, ...] = ()
+
+
+def split_again(chain: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Return the layouts of a chain that several equations share, and those that are made again for one.
+
+    >>> split_again(["a", "b"]), split_again(["a", "a", "b"])
+    ((['a', 'b'], []), (['a'], ['b']))
+    """
+    for number, (one, following) in enumerate(itertools.pairwise(chain), start=1):
+        if one == following:
+            return chain[:number], chain[number + 1 :]
+    return chain, chain[:0]
 
 
 def insert_constraints(
@@ -90,10 +106,10 @@ class _Evaluation:
         def read(atom: Any) -> Any:
             return atom.val if isinstance(atom, core.Literal) else environment[atom]
 
-        def constrain_operand(atom: Any, specs: tuple[Spec, ...] | None) -> Any:
+        def constrain_operand(atom: Any, specs: Sequence[Spec]) -> Any:
             """Return a value after a chain of constraints; each of them is inserted once."""
             array = given = read(atom)
-            for spec in specs or ():
+            for spec in specs:
                 key = (id(given), spec)
                 if key not in constrained:
                     constrained[key] = (given, _constrain(array, spec, self._mesh))
@@ -107,19 +123,25 @@ class _Evaluation:
                 continue
             here = (*path, number)
             chains = self._sharding_constraints.operands.get(here)
-            pairs = zip(equation.invars, (None,) * len(equation.invars) if chains is None else chains, strict=True)
-            operands = [constrain_operand(atom, specs) for atom, specs in pairs]
+            specs = [split_again(chain or ()) for chain in chains or (None,) * len(equation.invars)]
+            operands = [constrain_operand(atom, shared) for atom, (shared, _) in zip(equation.invars, specs, strict=True)]
+            if any(again for _, again in specs):
+                # The other operands are behind the barrier too, so that a gather is not done before they are known.
+                operands = jax.lax.optimization_barrier(operands)
+                operands = [self._constrain(array, again) for array, (_, again) in zip(operands, specs, strict=True)]
             if chains is not None and equation.primitive.name.startswith("scatter") and self._keep_scatters_apart:
                 operands[0] = jax.lax.optimization_barrier(operands[0])
             results = self._equation(equation, operands, here, constrained)
-            specs = self._sharding_constraints.results.get(here, (None,) * len(results))
-            for variable, result, chain in zip(equation.outvars, results, specs, strict=True):
-                for spec in chain or ():
-                    result = _constrain(result, spec, self._mesh)
-                environment[variable] = result
+            layouts = self._sharding_constraints.results.get(here, (None,) * len(results))
+            for variable, result, chain in zip(equation.outvars, results, layouts, strict=True):
+                environment[variable] = result = self._constrain(result, chain or ())
                 if chain:
                     constrained[id(result), chain[-1]] = (result, result)
         return [read(atom) for atom in jaxpr.outvars]
+
+    def _constrain(self, array: Any, specs: Sequence[Spec]) -> Any:
+        """Return an array after a chain of constraints."""
+        return functools.reduce(lambda given, spec: _constrain(given, spec, self._mesh), specs, array)
 
     def _equation(self, equation: Any, operands: list[Any], path: Path, constrained: _Constrained) -> list[Any]:
         """Evaluate one equation, with constraints in the jaxprs nested in it."""

@@ -85,7 +85,8 @@ class Row(NamedTuple):
 
     Attributes:
       operation: the form of the operations, as `describe` returns it.
-      operands, results: the number of an operand or a result → the layouts to request, one after the other.
+      operands, results: the number of an operand or a result → the layouts to request, one after the other. After a layout that
+        an operand has twice in a row, there is a barrier, and what follows is done again for each operation.
       numbers: which operations of this form, counted in the order of evaluation from 0; () stands for all of them.
       of: how many operations of this form the step has, if they are numbered.
     """
@@ -174,13 +175,20 @@ class Evaluation:
             self.seen[operation] += 1
             row = self.rows.get((operation, None)) or self.rows.get((operation, number)) or Row(operation)
             operands = [read(atom) for atom in equation.invars]
+            again: dict[int, Sequence[P]] = {}
             for index, specs in row.operands.items():
                 given = operands[index]
-                for spec in specs:
+                end = next((n for n in range(1, len(specs)) if specs[n] == specs[n - 1]), len(specs))
+                again |= {index: specs[end + 1 :]} if specs[end + 1 :] else {}
+                for spec in specs[:end]:
                     key = (id(given), spec)
                     if key not in done:
                         done[key] = (given, self.constrain(operands[index], spec))  # `given` keeps its id from being used again
                     operands[index] = done[key][1]
+            if again:
+                operands = jax.lax.optimization_barrier(operands)
+                for index, specs in again.items():
+                    operands[index] = functools.reduce(self.constrain, specs, operands[index])
             if equation.primitive.name.startswith("scatter") and self.keep_scatters_apart:
                 operands[0] = jax.lax.optimization_barrier(operands[0])
             with equation.ctx.manager:
