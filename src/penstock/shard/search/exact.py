@@ -32,7 +32,7 @@ _STALLS = 3
 """The search also ends after so many rounds that stalled."""
 _SWEEPS, _CHECKED = 120, 10
 """The most sweeps of message passing in a round, and how many are made at a time."""
-_LEAST_ROUNDS, _ROUNDS = 2, 12
+LEAST_ROUNDS, ROUNDS = 2, 12
 """The least rounds, unless the plan is proved before, and the most."""
 WORK = 4e9
 """Table entries that the searches of all meshes may read. On two cores, they take about ten seconds."""
@@ -122,7 +122,9 @@ class ExactSearch:
         self._least_bytes = 0.0  # proved of every layout
         self._scale = 1.0
 
-    def run(self, starts: Sequence[States], limit: float, to_beat: float = math.inf, work: float = WORK) -> Bound:
+    def run(
+        self, starts: Sequence[States], limit: float, to_beat: float = math.inf, work: float = WORK, rounds: int = ROUNDS
+    ) -> Bound:
         """Search until a plan within the limit is proved to be nearly the fastest, and return the bound.
 
         Args:
@@ -131,6 +133,7 @@ class ExactSearch:
           to_beat: seconds of a plan on another mesh: if it is proved that none here is faster, the search ends.
           work: table entries that the search may read before it ends; at least two rounds are made. Processes that plan the same
             step have to find the same plan, so that there is no limit of time.
+          rounds: the most rounds.
         """
         self._limit, self._work_left = max(1.0, min(limit, 1e18)), work
         self._known: Any = None
@@ -143,15 +146,15 @@ class ExactSearch:
         bound = Bound(math.inf if self._least_bytes > self._limit else 0.0, self._least_bytes)
         with_seconds = math.isfinite(bound.seconds)
         before, stalls = (-1.0, -1.0), 0
-        for number in range(_ROUNDS):
+        for number in range(rounds):
             value = self._raise_bound(with_seconds)
             bound = self._bound(bound, value, with_seconds)
             self._visit(self._dual.messages.decode())
             excess = self._excess(value, with_seconds, to_beat)
             # A smaller plan that does not fit either is worth half of the work.
-            least, rounds = (work / 2, 1) if math.isinf(bound.seconds) else (0.0, _LEAST_ROUNDS)
-            spent = self._work_left < least and number >= rounds
-            if self._is_proved(bound, to_beat) or number == _ROUNDS - 1 or spent:
+            least, made = (work / 2, 1) if math.isinf(bound.seconds) else (0.0, LEAST_ROUNDS)
+            spent = self._work_left < least and number >= made
+            if self._is_proved(bound, to_beat) or number == rounds - 1 or spent:
                 break
             closed = self._close(value, excess, with_seconds)
             bound = self._bound(bound, closed, with_seconds)
