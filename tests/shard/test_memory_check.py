@@ -205,6 +205,24 @@ def test_a_baseline_is_taken_where_its_program_is_faster(monkeypatch):
     assert "chosen because its compiled program costs less" in str(plan)
 
 
+@pytest.mark.parametrize("sent", [0, 2**32])
+def test_where_a_baseline_is_preferred_the_faster_plan_is_compiled_too_and_their_programs_decide(sent, monkeypatch):
+    def mixed(params, batch):  # one weight is best replicated, and the other is best sharded
+        loss = lambda params: sum(jnp.mean(jnp.tanh(batch[name] @ params[name]) ** 2) for name in params)  # noqa: E731
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params))
+
+    sizes = {"params": {"tall": (256, 256), "wide": (4096, 4096)}, "batch": {"tall": (65536, 256), "wide": (256, 4096)}}
+    args = [{name: jax.ShapeDtypeStruct(size, np.float32) for name, size in each.items()} for each in sizes.values()]
+    faster = plan_of(mixed, *args, constraints={}).sharding_constraints
+    monkeypatch.setattr("penstock.shard.search.solver._CERTAIN", 100.0)
+    preferred = plan_of(mixed, *args, constraints={})
+    assert preferred.cost in preferred.baselines.values()
+    assert preferred.sharding_constraints != faster
+    compile_to(monkeypatch, lambda plan: SMALL_PLAN, lambda plan: sent if plan.sharding_constraints == faster else 2**31)
+    plan = plan_of(mixed, *args, constraints={}, check=True)
+    assert (plan.sharding_constraints == faster) == (sent == 0)
+
+
 def test_programs_of_one_speed_leave_the_plan_that_the_search_found(monkeypatch):
     searched = plan_of(deep_step, *DEEP, check=False)
     compiled = compile_to(monkeypatch, lambda plan: SMALL_PLAN, lambda plan: 2**30)

@@ -117,7 +117,7 @@ def enforce_limit(
     try:
         trials.run(found, plan)
         if check and trials.fastest is not None:
-            return trials.fastest_program()
+            return trials.fastest_program(found.faster)
     except CompileError as error:
         if trials.fastest is not None:
             return trials.fastest
@@ -238,19 +238,21 @@ class _Trials:
         """Write plans that store arguments in the given layouts, and leave the step to the compiler."""
         return [(*each, plan) for each in layouts for plan in self.write_left(*each)]
 
-    def fastest_program(self) -> PlanRecord:
+    def fastest_program(self, faster: MeshPlan | None) -> PlanRecord:
         """Return the plan that fits and whose program costs the least.
 
-        If the program of the fastest plan costs more than predicted, the compiler added collectives to the planned ones. Layouts
-        with a higher prediction may then be faster, so contenders are compiled. Among near-ties, the plan that the search found
-        is returned, or else the contender that needs the least memory.
+        If a baseline was preferred to a plan that is predicted to be `faster`, this is compiled too. If the program of the
+        fastest plan costs more than predicted, the compiler added collectives to the planned ones. Layouts with a higher
+        prediction may then be faster, so contenders are compiled. Among near-ties, the plan of least predicted cost is returned,
+        or else the one that needs the least memory.
         """
+        if faster is not None:
+            candidate = faster.prepared, faster.candidate.assignment, self.write(faster)
+            self._try(self._possible([candidate]), passed_over=CompileError)
         best = min(self._fitting, key=lambda each: each.plan.cost.seconds)
-        if not _costs_more_than_predicted(best):
-            return best.plan
-        before = len(self.done)
-        self._try(self._contenders(best)[:_AT_ONCE], passed_over=CompileError)
-        contenders = [each for each in self.done[before:] if each.fits]
+        if _costs_more_than_predicted(best):
+            self._try(self._contenders(best)[:_AT_ONCE], passed_over=CompileError)
+        contenders = [each for each in self.done if each.fits and each.plan is not best.plan]
         fastest = min(map(_seconds_of_program, contenders), default=math.inf)
         if fastest > _FASTER * _seconds_of_program(best):
             return best.plan

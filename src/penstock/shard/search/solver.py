@@ -71,18 +71,21 @@ def evaluate(costs: CostModel, assignment: Assignment, baseline: bool = False) -
     return Candidate(assignment, seconds, sent, collectives, costs.memory(assignment)[0], baseline)
 
 
-def choose(candidates: Sequence[Candidate], limit: float) -> int:
+def choose(candidates: Sequence[Candidate], limit: float, certain_within: float = _CERTAIN) -> int:
     """Return the index of the best candidate: the fastest within the limit, or the one of least memory if none fits.
 
     A baseline is chosen if it is nearly as fast as all others. Among near-ties in time, the one of least memory is chosen. Among
     near-ties in both, the fewest bytes sent decide, and for as many bytes the fewest collectives.
+
+    Args:
+      certain_within: a baseline is chosen if no candidate is faster by more than this fraction.
     """
     fitting = [at for at, each in enumerate(candidates) if each.memory <= limit]
     seconds, memory = [each.seconds for each in candidates], [each.memory for each in candidates]
     if not fitting:
         return memory.index(min(memory))
     least = min(seconds[at] for at in fitting)
-    certain = [at for at in fitting if candidates[at].baseline and seconds[at] <= least * (1 + _CERTAIN)]
+    certain = [at for at in fitting if candidates[at].baseline and seconds[at] <= least * (1 + certain_within)]
     near = _near_ties(certain or fitting, seconds)
     smallest = _near_ties(near, memory)
     return min(smallest, key=lambda at: (round(candidates[at].sent), candidates[at].collectives, candidates[at].seconds))
@@ -184,11 +187,13 @@ class MeshPlan:
       prepared: the mesh.
       candidate: the decisions.
       proof: what the search proved of all layouts on all meshes; None for a baseline.
+      faster: the plan that is predicted to be faster, where a baseline is preferred to it.
     """
 
     prepared: PreparedMesh
     candidate: Candidate
     proof: Proof | None = None
+    faster: MeshPlan | None = None
 
 
 def prepare_meshes(
@@ -260,8 +265,10 @@ def search_meshes(prepared: Sequence[PreparedMesh], limit: float) -> MeshPlan:
         # GPT-2 was eight times as slow.
         least.search.bound(limit, rounds=LEAST_ROUNDS)
     pairs = [(each, candidate) for each in prepared for candidate in each.search.found.values()]
-    chosen, candidate = pairs[choose([candidate for _, candidate in pairs], limit)]
-    return MeshPlan(chosen, candidate, proof)
+    candidates = [candidate for _, candidate in pairs]
+    chosen, fastest_of_all = (pairs[choose(candidates, limit, within)] for within in (_CERTAIN, 0.0))
+    slower = chosen[1].seconds > fastest_of_all[1].seconds * (1 + _NEAR_TIE)
+    return MeshPlan(*chosen, proof, MeshPlan(*fastest_of_all, proof) if slower else None)
 
 
 def _find_coarser(at: int, prepared: Sequence[PreparedMesh]) -> dict[int, list[int]]:
