@@ -208,7 +208,9 @@ def test_a_baseline_is_taken_where_its_program_is_faster(monkeypatch):
 @pytest.mark.parametrize("sent", [0, 2**32])
 def test_where_a_baseline_is_preferred_the_faster_plan_is_compiled_too_and_their_programs_decide(sent, monkeypatch):
     def mixed(params, batch):  # one weight is best replicated, and the other is best sharded
-        loss = lambda params: sum(jnp.mean(jnp.tanh(batch[name] @ params[name]) ** 2) for name in params)  # noqa: E731
+        def loss(params):
+            return sum(jnp.mean(jnp.tanh(batch[name] @ params[name]) ** 2) for name in params)
+
         return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params))
 
     sizes = {"params": {"tall": (256, 256), "wide": (4096, 4096)}, "batch": {"tall": (65536, 256), "wide": (256, 4096)}}

@@ -7,7 +7,6 @@ the layout of the state that it updates, the compiler inserts the reduce-scatter
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -71,7 +70,7 @@ def insert_constraints(
 
     def run(*flat: Any) -> list[Any]:
         specs = sharding_constraints.at_start or (None,) * len(flat)
-        arguments = [each if spec is None else _constrain(each, spec, mesh) for each, spec in zip(flat, specs, strict=True)]
+        arguments = [each if spec is None else _constrain(each, (spec,), mesh) for each, spec in zip(flat, specs, strict=True)]
         return _Evaluation(sharding_constraints, mesh, callbacks).evaluate(closed.jaxpr, closed.consts, arguments, (), {})
 
     return run
@@ -112,7 +111,7 @@ class _Evaluation:
             for spec in specs:
                 key = (id(given), spec)
                 if key not in constrained:
-                    constrained[key] = (given, _constrain(array, spec, self._mesh))
+                    constrained[key] = (given, _constrain(array, (spec,), self._mesh))
                 array = constrained[key][1]
             return array
 
@@ -128,20 +127,16 @@ class _Evaluation:
             if any(again for _, again in specs):
                 # The other operands are behind the barrier too, so that a gather is not done before they are known.
                 operands = jax.lax.optimization_barrier(operands)
-                operands = [self._constrain(array, again) for array, (_, again) in zip(operands, specs, strict=True)]
+                operands = [_constrain(array, again, self._mesh) for array, (_, again) in zip(operands, specs, strict=True)]
             if chains is not None and equation.primitive.name.startswith("scatter") and self._keep_scatters_apart:
                 operands[0] = jax.lax.optimization_barrier(operands[0])
             results = self._equation(equation, operands, here, constrained)
             layouts = self._sharding_constraints.results.get(here, (None,) * len(results))
             for variable, result, chain in zip(equation.outvars, results, layouts, strict=True):
-                environment[variable] = result = self._constrain(result, chain or ())
+                environment[variable] = result = _constrain(result, chain or (), self._mesh)
                 if chain:
                     constrained[id(result), chain[-1]] = (result, result)
         return [read(atom) for atom in jaxpr.outvars]
-
-    def _constrain(self, array: Any, specs: Sequence[Spec]) -> Any:
-        """Return an array after a chain of constraints."""
-        return functools.reduce(lambda given, spec: _constrain(given, spec, self._mesh), specs, array)
 
     def _equation(self, equation: Any, operands: list[Any], path: Path, constrained: _Constrained) -> list[Any]:
         """Evaluate one equation, with constraints in the jaxprs nested in it."""
@@ -191,6 +186,9 @@ class _Evaluation:
         return jax.make_jaxpr(lambda *args: self.evaluate(jaxpr, consts, args, path, {}))(*avals)
 
 
-def _constrain(array: Any, spec: Spec, mesh: Any) -> Any:
-    """Return an array with one sharding constraint."""
-    return jax.lax.with_sharding_constraint(array, NamedSharding(mesh, PartitionSpec(*(entry or None for entry in spec))))
+def _constrain(array: Any, specs: Sequence[Spec], mesh: Any) -> Any:
+    """Return an array after a chain of sharding constraints."""
+    for spec in specs:
+        sharding = NamedSharding(mesh, PartitionSpec(*(entry or None for entry in spec)))
+        array = jax.lax.with_sharding_constraint(array, sharding)
+    return array
