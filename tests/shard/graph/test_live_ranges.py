@@ -138,12 +138,12 @@ def test_the_sums_of_all_gradients_wait_for_the_last(compiler):
 
 
 def test_the_sums_of_gradients_wait_only_for_as_many_as_one_all_reduce_sends():
-    sums, last = gradients(replace(TPU, combines=2 * MB))
+    sums, last = gradients(replace(TPU, combines={"all-reduce": 2 * MB}))
     sent = Counter(end for _, end in sums.values())
     assert max(sent.values()) == 2
     assert max(sent) == last
     assert all(start <= end for start, end in sums.values())
-    alone, _ = gradients(replace(TPU, combines=0))
+    alone, _ = gradients(replace(TPU, combines={"all-reduce": 0}))
     assert all(start == end for start, end in alone.values())
 
 
@@ -157,7 +157,7 @@ def test_copies_of_state_exist_in_part_where_its_gradient_waits_for_others():
     rows = jax.ShapeDtypeStruct((256, 512), jnp.float32)
 
     def waiting(combines):
-        model = build_step_model(trace(step, (state, state, rows)), {}, replace(TPU, combines=combines))
+        model = build_step_model(trace(step, (state, state, rows)), {}, replace(TPU, combines={"all-reduce": combines}))
         live_ranges, inputs = model.live_ranges, model.program.inputs
         return sum(
             int(size)

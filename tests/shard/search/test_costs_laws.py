@@ -23,7 +23,7 @@ def test_seconds_are_those_of_computing_and_of_collectives(given_problem):
         if steps and key not in seen:
             seen.add(key)
             sending += edge.count * sum(step.bytes_on_wire / costs.links.speed(step.kind, step.axes)[0] for step in steps)
-            together = edge.late and edge.count == 1  # the CPU compiler combines all of them into one
+            together = edge.together and edge.count == 1  # the CPU compiler combines all of them into one
             begun = [step for step in steps if not (together and step.kind == "all-reduce")]
             sending += edge.count * sum(costs.links.speed(step.kind, step.axes)[1] for step in begun)
     assert costs.compute_seconds(assignment) == pytest.approx(computing, rel=1e-9)

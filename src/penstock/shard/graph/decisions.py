@@ -126,7 +126,8 @@ class Edge:
       behind: the dtype and the FLOPs of the products behind which its collectives can run each time (`scheduling.py`); 0 FLOPs if
         a product waits for them.
       all_reduce_count: runs of its all-reduce in a step if this is hoisted out of a loop (`scheduling.py`); None: `count`.
-      late: whether no product is computed from it, so that its all-reduce can run together with others.
+      together: whether its collectives can run together with others: no product is computed from it, or it is computed from no
+        product and gathered for the first operation that reads it.
     """
 
     a: int
@@ -141,7 +142,7 @@ class Edge:
     position: int = 0
     behind: tuple[str, float] = ("float32", 0.0)
     all_reduce_count: float | None = None
-    late: bool = False
+    together: bool = False
 
     def times(self, steps: Sequence[ReshardStep]) -> float:
         """Return how often some collectives reshard the array in a step."""
@@ -374,6 +375,7 @@ class _GraphBuilder:
         array = self.program.values[value]
         large = [dim for dim, size in enumerate(array.shape) if size > 1]
         dims = tuple(source[dim] for dim in large), tuple(target[dim] for dim in large)
+        first = kind in ("use", "broadcast") or (bool(readers) and readers[0] is self.readers[value][0])
         readers = [product for op in readers for product in self._products_of(op)]
         products = [op for op in readers if op.primitive in CONTRACTIONS]
         rounded = bool(products) and len(products) == len(readers) and all(op.rounded for op in products)
@@ -381,8 +383,8 @@ class _GraphBuilder:
         behind = products if value in self.early else [writer] if writer is not None and value in self.late else []
         hidden_by = self._flops_of(behind, count)
         hoisted = self.accumulated.get(value) if kind == "result" else None
-        late = value in self.late
-        self.edges.append(Edge(a, b, *dims, partial, size, count, value, kind, position, hidden_by, hoisted, late))
+        together = value in self.late or (value in self.early and first)
+        self.edges.append(Edge(a, b, *dims, partial, size, count, value, kind, position, hidden_by, hoisted, together))
 
     def _products_of(self, op: Op) -> Sequence[Op]:
         """Return an operation; if it reverses a kernel for products that alone read it, these products."""
@@ -492,8 +494,8 @@ def fold_layers(graph: Graph) -> FoldedGraph:
         first[of_node[node]] = node
     bundles: dict[tuple, list[int]] = {}
     for number, edge in enumerate(graph.edges):
-        # Late arrays share a latency (`CostModel.step_seconds`), so that they have another price than others.
-        key = (int(of_node[edge.a]), int(of_node[edge.b]), kinds[number], edge.late)
+        # Arrays that are sent together share a latency (`CostModel.step_seconds`), so that they have another price than others.
+        key = (int(of_node[edge.a]), int(of_node[edge.b]), kinds[number], edge.together)
         bundles.setdefault(key, []).append(number)
     return FoldedGraph(
         of_node, first, tuple(Bundle(graph.edges[edges[0]], a, b, np.array(edges)) for (a, b, *_), edges in bundles.items())

@@ -187,7 +187,7 @@ def find_live_ranges(program: FlatProgram, graph: Graph, fusion: Fusion) -> Live
     for work in find_workspaces(program, fusion.compiler.writes_dense):
         rows.append((work.value, graph.group[work.value], work.bytes, work.start, work.end, -1, 0))
     first_read = _find_first_reads(program)
-    sums = _find_sums(program, graph, first_read, fusion.compiler.combines)
+    sums = _find_sums(program, graph, first_read, fusion.compiler.combines["all-reduce"])
     if fusion.compiler.copies_layouts:
         rows += _copy_rows(program, graph, sums)
     rows += _reshard_rows(graph) + _partial_rows(program, graph, fusion, first_read, sums)

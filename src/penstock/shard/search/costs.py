@@ -147,15 +147,15 @@ class CostModel:
     def step_seconds(self, edge: Edge, steps: Sequence[ReshardStep]) -> list[float]:
         """Return the seconds that each collective of an edge takes once, if nothing else runs.
 
-        The compiler combines all-reduces that do not depend on each other into one, up to `CompilerModel.combines` bytes. So
-        all-reduces of late arrays, such as gradients, share a latency, except in loops.
+        The compiler combines collectives of some kinds that do not depend on each other, up to `CompilerModel.combines` bytes. So
+        those of gradients and of weights share a latency, except in loops.
         """
         each = [self.links.seconds(step) for step in steps]
-        if edge.late and edge.times(steps) <= 1:
+        if edge.together and edge.times(steps) <= 1:
             for number, step in enumerate(steps):
-                if step.kind == "all-reduce":
+                if step.kind in self.compiler.combines:
                     _, latency = self.links.speed(step.kind, step.axes)
-                    each[number] -= latency * (1 - min(1.0, step.bytes_on_wire / self.compiler.combines))
+                    each[number] -= latency * (1 - min(1.0, step.bytes_on_wire / self.compiler.combines[step.kind]))
         return each
 
     def hidden_seconds(self, edge: Edge, steps: Sequence[ReshardStep]) -> list[float]:
