@@ -222,7 +222,7 @@ def ragged_dot_general(params: Mapping[str, Any], operands: Sequence[Any], resul
     This holds for the form that JAX uses where there is no kernel: a product over K and G of masked rows. If the weights are
     sharded along G (experts), each device computes the rows of its own groups, so that the result is partial. The group sizes
     are exchanged as well, which are few bytes. If the ragged dimension is contracted (the gradient of the weights), the rule is
-    `mk,mn,.->gkn`, partial over m. Group sizes are replicated. TPUs have a kernel, and gather along m and g.
+    `mk,mn,.->gkn`, partial over m. Group sizes are replicated. For TPUs and GPUs, the partitioner gathers along m and g.
     """
     numbers = params["ragged_dot_dimension_numbers"]
     (contract_left, contract_right), (batch_left, _) = numbers.dot_dimension_numbers
@@ -250,7 +250,7 @@ def ragged_dot_general(params: Mapping[str, Any], operands: Sequence[Any], resul
         return replicated(params, operands, results)
     gathered = (group, *(factor for dim in ragged if (factor := dims_left[dim]) is not None))
     operand_dims = (tuple(dims_left), tuple(dims_right), (None,) * len(operands[2].shape))
-    return Rule(tuple(factors.sizes), operand_dims, (tuple(result),), gathered=(("tpu", gathered),))
+    return Rule(tuple(factors.sizes), operand_dims, (tuple(result),), gathered=(("tpu", gathered), ("gpu", gathered)))
 
 
 @rule_for("conv_general_dilated")
@@ -407,7 +407,7 @@ def dynamic_update_slice(params: Mapping[str, Any], operands: Sequence[Any], res
 
 @rule_for(
     *("cholesky", "qr", "eig", "schur", "hessenberg", "tridiagonal", "householder_product", "ormqr"),
-    *("triangular_solve", "tridiagonal_solve", "symmetric_product"),
+    *("triangular_solve", "tridiagonal_solve"),
 )
 def matrix_batches(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
     """Return `b..->b..`: the matrices of a batch are independent, and each is replicated."""
@@ -418,6 +418,12 @@ def matrix_batches(params: Mapping[str, Any], operands: Sequence[Any], results: 
 def matrix_batches_of_calls(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
     """Return `b..->b..`, except on TPUs, where these are calls whose batch the compiler gathers."""
     return _gathered(matrix_batches(params, operands, results), "tpu")
+
+
+@rule_for("symmetric_product")
+def symmetric_product(params: Mapping[str, Any], operands: Sequence[Any], results: Sequence[Any]) -> Rule:
+    """Return `b..->b..`, except on GPUs, where it is a call of cuBLAS whose batch the compiler gathers."""
+    return _gathered(matrix_batches(params, operands, results), "gpu")
 
 
 @rule_for("cholesky_update")

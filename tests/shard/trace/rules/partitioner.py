@@ -1,15 +1,14 @@
 """Find by compiling which dimensions of a primitive XLA's partitioner shards without a collective, and keep a table of them.
 
-    python -m tests.shard.trace.rules.partitioner [v5e:2x2]
+    python -m tests.shard.trace.rules.partitioner [v5e:2x2 | h100:2]
 
-writes the column of the compiler of CPUs, or of a TPU topology (needs libtpu), into `partitioner.json`. A row is an equation of
-an example, by its primitive and the shapes of its operands. An entry "0.1" is dimension 1 of operand 0: if it alone is sharded
-over two devices, the compiled program has no collective.
+writes the column of the compiler of CPUs, TPUs or GPUs into `partitioner.json`. A row is an equation of an example, by its
+primitive and the shapes of its operands. An entry "0.1" is dimension 1 of operand 0: if it alone is sharded over two devices,
+the compiled program has no collective.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 from collections.abc import Iterator
@@ -31,7 +30,9 @@ from tests.shard.trace.rules.examples import EXAMPLES, drawn
 from tests.shard.trace.rules.sharded import Equation, equations_of
 
 from penstock._jax import program_text
+from penstock.shard.compile_worker import topology_mesh
 from penstock.shard.hlo.collectives import find_collectives
+from penstock.shard.hlo.topologies import find_topology
 from penstock.shard.trace.rules import Rule
 
 MODULES = (
@@ -84,34 +85,28 @@ def _exchange(one: Equation, at: int, dim: int, mesh: Mesh, alike: bool) -> bool
     Args:
       alike: whether the caller shards the same dimension of all results that have it.
     """
+    if one.equation.primitive.name == "reduce_xor" and dim in one.equation.params["axes"]:
+        return True  # there is no such all-reduce: the compiler of CPUs raises an error, that of GPUs aborts
     size, layout = np.shape(one.operands[at])[dim], NamedSharding(mesh, PartitionSpec(*[None] * dim, "two"))
     before = [layout if index == at else None for index in range(len(one.operands))]
     after = [layout if alike and np.shape(each)[dim : dim + 1] == (size,) else None for each in one.results]
     abstract = [jax.ShapeDtypeStruct(np.shape(operand), operand.dtype) for operand in one.operands]
-    lowered = jax.jit(one.__call__, in_shardings=before, out_shardings=after).lower(*abstract)
-    try:
-        compiled = lowered.compile()
-    except jax.errors.JaxRuntimeError as error:  # CPUs have no all-reduce by exclusive or
-        if "Unsupported reduction" not in str(error):
-            raise
-        return True
+    compiled = jax.jit(one.__call__, in_shardings=before, out_shardings=after).lower(*abstract).compile()
     small = one.operands[2].nbytes if one.equation.primitive.name == "ragged_dot_general" else 4
     return any(each.bytes > small for each in find_collectives(program_text(compiled), {"two": 2}))
 
 
 def main(topology: str = "") -> None:
-    if topology:
-        from jax.experimental import topologies
-
-        devices = topologies.get_topology_desc(topology, "tpu").devices[:2]
-    else:
-        devices = jax.devices()[:2]
-    mesh = Mesh(np.array(devices), ("two",), axis_types=(AxisType.Auto,))
+    found = find_topology(topology) if topology else None
+    devices = jax.devices() if found is None else topology_mesh({"all": found.devices}, found).devices.tolist()
+    mesh = Mesh(np.array(devices[:2]), ("two",), axis_types=(AxisType.Auto,))
     table = json.loads(TABLE.read_text()) if TABLE.exists() else {}
     for name in EXAMPLES:
         for row, one in rows(name).items():
-            with contextlib.suppress(NotImplementedError):  # the platform does not have the primitive
-                table.setdefault(row, {})["tpu" if topology else "cpu"] = " ".join(in_compiler(one, mesh))
+            try:
+                table.setdefault(row, {})[found.platform if found else "cpu"] = " ".join(in_compiler(one, mesh))
+            except (NotImplementedError, RuntimeError) as error:  # the platform does not have the primitive, or needs a device
+                print(f"{row}: {error}")
     lines = (f"  {json.dumps(row)}: {json.dumps(table[row])}" for row in sorted(table))
     TABLE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 

@@ -73,9 +73,10 @@ def test_a_primitive_without_rule_is_replicated_if_shapes_differ(operands, resul
     assert {factor for dims in (*rule.operands, *rule.results) for factor in dims} <= {None}
 
 
-ALSO_SHARDED = {"patches", "pooling", "gradient_of_pooling", "factorisation", "band"}
-"""Examples in which a compiler also shards what rules replicate: positions of windows that do not overlap, and, on TPUs, columns
-of right-hand sides."""
+TOP = ("largest", "largest_along_another_dimension")
+ALSO_SHARDED = {"patches", "pooling", "gradient_of_pooling", "factorisation", "band", *TOP}
+"""Examples in which a compiler also shards what rules replicate: positions of windows that do not overlap; on TPUs, columns of
+right-hand sides; on GPUs from jaxlib 0.12 on, the batch of `top_k`, but not in programs that were exported."""
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
