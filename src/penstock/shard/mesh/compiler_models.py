@@ -28,8 +28,8 @@ class CompilerModel:
       combines: for each kind of collective that it combines if none depends on another, the bytes up to which it does. The
         operands of combined all-reduces are live at the same time. XLA's default for GPUs is 30 MiB
         (`xla_gpu_all_reduce_combine_threshold_bytes`); for CPUs it has no limit. In TPU programs of 45 steps, no combined
-        all-reduce was above 120 MiB, and all gradients of the 35 steps whose gradients take less together were in one. Of the
-        24 reduce-scatters of a DiT, two are left on a TPU, and one on a GPU; of its 24 all-gathers, 22 and one.
+        all-reduce was above 120 MiB, and all gradients of the 35 steps whose gradients take less together were in one. FSDP of
+        a DiT has 24 reduce-scatters and 24 all-gathers: two and 22 of them are left on a TPU, and one of each on a GPU.
       moves_sums: whether it moves all-reduces out of loops that only add them up (`graph/scheduling.py`).
       breadth_first: whether it runs each operation as soon as its operands exist (`BFScheduler`), not as late as its memory is
         needed.
