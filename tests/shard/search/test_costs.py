@@ -106,6 +106,22 @@ def test_gradients_are_summed_in_one_collective_and_what_a_product_waits_for_in_
     assert latency / SLOW_LINKS.link_latency == pytest.approx(2 * waits, abs=1e-6)
 
 
+@pytest.mark.parametrize(("hardware", "apart"), [("h100", set()), ("tpu-v5e", {"all-gather"})])
+def test_collectives_of_weights_share_a_latency_where_the_compiler_combines_them(hardware, apart):
+    slow = dataclasses.replace(find_hardware(hardware), link_latency=1.0)
+    step = training(lambda w, x: jnp.mean(jnp.tanh(x @ w[0]) @ w[1]))
+    args = (array(256, 512), array(512, 256)), array(1024, 256)
+    found = ps.plan(step, *args, mesh={"data": 8}, hardware=slow, check=False).baselines["FSDP"].collectives
+    latencies = {each.kind: round(each.seconds) for each in found if each.count > 1}
+    assert latencies == {"all-gather": 0, "reduce-scatter": 0} | dict.fromkeys(apart, 2)
+
+
+def test_a_weight_that_is_gathered_again_is_not_sent_with_others():
+    model = model_of((training(lambda w, x: jnp.mean(jnp.tanh(x @ w[0]) @ w[1])), ((array(8, 16), array(16, 8)), array(32, 8))))
+    again = [edge.together for edge in model.graph.edges if edge.kind == "operand" and edge.value == model.program.inputs[1]]
+    assert again == [True, False]
+
+
 def compute_of(step, *args, hardware="tpu-v5e"):
     return ps.plan(step, *args, mesh={"data": 8}, hardware=hardware, check=False).baselines["data parallel"].compute
 
