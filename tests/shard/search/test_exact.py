@@ -53,19 +53,13 @@ def every_cost(every):
     return [np.concatenate([getattr(each, name) for each in costs]) for name in ("seconds", "memory")]
 
 
-_MOST_UNPROVED = 0.05
-"""The part by which a plan may be slower than the best if it was not proved."""
-
-
 def assert_near_the_best(costs, limit, least, search=None):
     """Assert that the bound is at most the least time, and the fastest plan that was found nearly at it."""
     search = search or MeshSearch(costs, [])
     bound = search.bound(limit)
     assert bound.memory <= search.least() * (1 + 1e-6)
     assert bound.seconds <= least * (1 + 1e-6) + 1e-15
-    # Few searches end before they prove their plan: their bound stalls.
-    most = GAP if bound.seconds >= fastest(search, limit) / (1 + GAP) else _MOST_UNPROVED
-    assert fastest(search, limit) <= least * (1 + most) * (1 + 1e-6) + 1e-15
+    assert fastest(search, limit) <= least * (1 + GAP) * (1 + 1e-6) + 1e-15
 
 
 @settings(max_examples=8)
@@ -95,7 +89,6 @@ def test_costs_of_many_assignments_are_those_of_the_problem(seed, mesh):
 
 @settings(max_examples=150)
 @example(1064, ONE_AXIS, 4)  # two gradients between the same classes of nodes, of which one is late
-@example(20549, MESHES[2], 4)  # 22 % between the bound and the best plan, 2 % between that and the one that is found
 @given(seeds, st.sampled_from([ONE_AXIS, *MESHES]), st.integers(2, 5))
 def test_the_bound_is_never_above_the_best_program_nor_the_plan_far_from_it(seed, mesh, operations):
     costs = program(seed, mesh, operations)

@@ -148,7 +148,7 @@ class CostModel:
         """Return the seconds that each collective of an edge takes once, if nothing else runs.
 
         The compiler combines collectives of some kinds that do not depend on each other, up to `CompilerModel.combines` bytes. So
-        those of gradients and of weights share a latency, except in loops.
+        collectives of gradients and weights share a latency, except in loops.
         """
         each = [self.links.seconds(step) for step in steps]
         if edge.together and edge.times(steps) <= 1:

@@ -86,7 +86,7 @@ def _exchange(one: Equation, at: int, dim: int, mesh: Mesh, alike: bool) -> bool
       alike: whether the caller shards the same dimension of all results that have it.
     """
     if one.equation.primitive.name == "reduce_xor" and dim in one.equation.params["axes"]:
-        return True  # there is no such all-reduce: the compiler of CPUs raises an error, that of GPUs aborts
+        return True  # there is no such all-reduce: the CPU compiler raises an error, the GPU compiler aborts
     size, layout = np.shape(one.operands[at])[dim], NamedSharding(mesh, PartitionSpec(*[None] * dim, "two"))
     before = [layout if index == at else None for index in range(len(one.operands))]
     after = [layout if alike and np.shape(each)[dim : dim + 1] == (size,) else None for each in one.results]
