@@ -3,9 +3,10 @@
     penstock bench shard --topology cpu --topology v5e:2x4 --json zoo.json
     python bench/scripts/shard_table.py zoo.json
 
-A row is a step on a mesh, and a column is a compiler and a limit of memory. The suite of Keras Hub has three more tables: medians
-by limit, memory and sent bytes beside layouts by hand, and the fitted models. Below are the errors of predicted peak memory, by
-suite and compiler. If several reports have a cell, the last one counts.
+A row is a step on a mesh, and a column is a compiler and a limit of memory, or the largest proved gap of a compiler's plans. In
+brackets is the time if each collective has a latency. The suite of Keras Hub has three more tables: medians by limit, memory and
+sent bytes beside layouts by hand, and the fitted models. Below are the errors of predicted peak memory, by suite and compiler. If
+several reports have a cell, the last one counts.
 """
 
 from __future__ import annotations
@@ -60,10 +61,14 @@ def _place(sample: Sample) -> tuple[str, str]:
 
 
 def _limits(samples: Sequence[Sample]) -> Iterator[str]:
-    """Yield a table of the times of plans over the times of the best layouts by hand."""
+    """Yield a table of the times of plans over the times of the best layouts by hand, and of the proved gaps of plans."""
     plans = [sample for sample in samples if "plan" in sample["details"]]
     cells = {(_row(sample), _column(sample)): _cell(sample) for sample in plans}
-    yield from _table("step, mesh", cells, "---:")
+    gaps: dict[tuple[str, str], list[float]] = {}
+    for sample in plans:
+        if "proved gap" in sample["values"]:  # else no plan fits by the estimate
+            gaps.setdefault((_row(sample), f"{_place(sample)[1]}, proved gap"), []).append(sample["values"]["proved gap"])
+    yield from _table("step, mesh", cells | {key: f"{max(found):.2f} %" for key, found in gaps.items()}, "---:")
 
 
 def _table(head: str, cells: Mapping[tuple[str, str], str], alignment: str) -> Iterator[str]:
@@ -85,14 +90,15 @@ def _column(sample: Sample) -> str:
 
 
 def _cell(sample: Sample) -> str:
-    """Return the time of a plan over the time of the best layout by hand that fits, or why there is none."""
+    """Return the times of a plan over the times of the best layout by hand that fits, without and with latency, or why not."""
     remarks = sample.get("remarks", {})
     if "time" in remarks.get("missed", {}):
         return f"**{'refused' if sample['details']['plan']['refused'] else 'lost'}**"
     exempt = remarks.get("exempt", {}).get("time")
     if exempt is not None:
         return "alone" if exempt == "only the plan fits" else "–"
-    return f"{sample['values']['time']:.2f}"
+    times = (f"{sample['values'][time]:.2f}" for time in ("time", "time with latency"))
+    return "{} ({})".format(*times)
 
 
 _BY_HAND = ("data parallel", "FSDP", "Keras Hub's map")

@@ -41,7 +41,8 @@ def test_a_compiler_that_does_not_report_memory_is_an_error(monkeypatch):
 
 
 def test_seconds_are_flops_at_the_peak_and_bytes_over_the_links():
-    machine = Hardware("m", {"float32": 100.0, "bfloat16": 200.0}, 1, 1.0, 10.0, 0.0, "", domain=4, network_bandwidth=1.0)
+    network = {"domain": 4, "network_bandwidth": 1.0, "network_latency": 3.0}
+    machine = Hardware("m", {"float32": 100.0, "bfloat16": 200.0}, 1, 1.0, 10.0, 0.5, "", **network)
     found = Measured(
         arguments=7,
         outputs=5,
@@ -60,4 +61,5 @@ def test_seconds_are_flops_at_the_peak_and_bytes_over_the_links():
     mesh = {"nodes": 2, "model": 4}
     assert found.seconds(machine, "float32", mesh) == 4 + 12 + 8
     assert found.seconds(machine, "bfloat16", mesh) == 2 + 12 + 8
+    assert found.seconds(machine, "float32", mesh, latency=True) == 4 + 12 + 8 + 2 * 0.5 + 3
     assert Measured.from_json(found.to_json()) == found

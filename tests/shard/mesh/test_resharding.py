@@ -125,6 +125,17 @@ def test_each_collective_by_hand(source, target, partial, kind, bytes_on_wire):
     assert (step.kind, step.bytes_on_wire, step.after) == (kind, bytes_on_wire, target)
 
 
+@pytest.mark.parametrize(("target", "kind"), [((0b11, 0), "reduce-scatter"), ((0b01, 0b10), "all-reduce")])
+def test_a_sum_is_scattered_into_one_dimension_only(target, kind):
+    (step,) = links_of(2, 4).reshard_steps((0, 0), target, 0b11, 800)
+    assert (step.kind, step.axes, step.bytes) == (kind, 0b11, 800)
+
+
+def test_an_axis_of_one_device_does_not_count_as_a_dimension_of_a_scattered_sum():
+    (step,) = links_of(1, 4).reshard_steps((0, 0), (0b01, 0b10), 0b11, 800)
+    assert (step.kind, step.axes) == ("reduce-scatter", 0b10)
+
+
 # Two hosts of four devices each, on meshes whose axes are within the hosts, across them, or both.
 HOSTS = {"bandwidth": 100.0, "latency": 1.0, "domain": 4, "network_bandwidth": 10.0, "network_latency": 2.0}
 

@@ -20,10 +20,12 @@ class Comparison:
 
     Attributes:
       best: None where no baseline keeps the limit.
+      best_with_latency: the fastest one if each collective has a latency.
     """
 
     plan: PlanScore
     best: BaselineScore | None
+    best_with_latency: BaselineScore | None
 
     @property
     def fits(self) -> bool:
@@ -34,10 +36,18 @@ class Comparison:
     @property
     def ratio(self) -> float | None:
         """Return the plan's time over the best baseline's, whether the plan keeps the limit or not; None without such a pair."""
-        score, best = self.plan.score, self.best.score if self.best else None
-        if score is None or best is None:
+        return self._ratio(self.best, "seconds")
+
+    @property
+    def ratio_with_latency(self) -> float | None:
+        """Return the same if each collective has a latency."""
+        return self._ratio(self.best_with_latency, "seconds_with_latency")
+
+    def _ratio(self, best: BaselineScore | None, time: str) -> float | None:
+        if self.plan.score is None or best is None:
             return None
-        return score.seconds / best.seconds if best.seconds else (1.0 if score.seconds == 0 else math.inf)
+        mine, by_hand = getattr(self.plan.score, time), getattr(best.score, time)
+        return mine / by_hand if by_hand else (1.0 if mine == 0 else math.inf)
 
     @property
     def errors(self) -> dict[str, float]:
@@ -73,12 +83,13 @@ def _per_cent(predicted: float, compiled: float) -> float:
 
 def compare(baselines: Sequence[BaselineScore], plan: PlanScore) -> Comparison:
     """Put a plan beside the best baseline within its limit."""
-    return Comparison(plan, best_within(baselines, plan.limit_bytes))
+    return Comparison(plan, *(best_within(baselines, plan.limit_bytes, time) for time in ("seconds", "seconds_with_latency")))
 
 
-def best_within(baselines: Sequence[BaselineScore], limit: int | None) -> BaselineScore | None:
-    """Return the fastest baseline that keeps a limit; of several, the one that needs least memory."""
-    fitting = [(each.score.seconds, each.score.memory, each) for each in baselines if each.score and _keeps(each.score, limit)]
+def best_within(baselines: Sequence[BaselineScore], limit: int | None, time: str = "seconds") -> BaselineScore | None:
+    """Return the fastest baseline that keeps a limit, by this field of its score; of several, the one that needs least memory."""
+    scored = [(each, each.score) for each in baselines if each.score and _keeps(each.score, limit)]
+    fitting = [(getattr(score, time), score.memory, each) for each, score in scored]
     return min(fitting, key=lambda entry: entry[:2])[2] if fitting else None
 
 
@@ -104,6 +115,8 @@ def plan_measurement(task: Task, baselines: Sequence[BaselineScore], plan: PlanS
     values = dict(found.errors)
     if found.ratio is not None:
         values["time"] = found.ratio
+    if found.ratio_with_latency is not None:
+        values["time with latency"] = found.ratio_with_latency
     if plan.score is not None and plan.limit_bytes:
         values["memory"] = 100 * plan.score.memory / plan.limit_bytes
     if plan.planning is not None:

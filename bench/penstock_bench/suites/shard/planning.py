@@ -148,6 +148,7 @@ def score_of(measured: Measured, on: Hardware, dtype: str, mesh: Mapping[str, in
         flops=measured.flops,
         collectives=tuple(f"{count} {what}" for what, count in counts.most_common()),
         unknown=measured.unknown,
+        seconds_with_latency=measured.seconds(on, dtype, mesh, latency=True),
     )
 
 

@@ -17,6 +17,7 @@ class Score:
       bytes_on_wire: bytes sent.
       collectives: how often each kind runs over which mesh axes: "2 all-reduce over data".
       unknown: what the numbers other than memory leave open, a sentence each (`Measured.unknown`).
+      seconds_with_latency: `seconds`, and the latency of each collective.
     """
 
     seconds: float
@@ -26,6 +27,7 @@ class Score:
     flops: float
     collectives: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
+    seconds_with_latency: float = 0.0
 
 
 @dataclass(frozen=True)

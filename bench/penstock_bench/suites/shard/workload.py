@@ -22,6 +22,7 @@ _SAME = 1.0005
 
 METRICS = (
     Metric("time", "× best by hand", "lower"),
+    Metric("time with latency", "× best by hand", "lower"),
     Metric("memory", "% of limit", "lower"),
     Metric("refusals", "where a baseline fits", "lower"),
     Metric("planning", "s", "lower"),
@@ -40,7 +41,8 @@ PREDICTIONS = (
 SCORES = (
     "Scores are of the compiled program, per device. Memory: arguments + temporaries + outputs − aliased. Time: FLOPs at the "
     "peak of the hardware and then the bytes of each collective over its link, loops multiplied, except loops of unknown "
-    "length, which are named; nothing overlaps. The ratio is to the fastest baseline that keeps the limit. A plan that is "
+    "length, which are named; nothing overlaps. The ratio is to the fastest baseline that keeps the limit. The time with latency "
+    "adds the latency of the link for each collective, and its ratio is to the fastest baseline by it. A plan that is "
     "refused, although a baseline keeps the limit, has lost. Seconds to plan are timed once, without compilation; then the plan "
     "is made again, and the compiler decides whether it fits. The proved gap is how much faster a layout may be than the fastest "
     "that was found, by the planner's estimate of time."

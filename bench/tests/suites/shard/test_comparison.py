@@ -18,7 +18,8 @@ TASK = Task("mlp", "8")
 
 
 def score(seconds: float, memory: int = GB, **more) -> Score:
-    return Score(**{"seconds": seconds, "memory": memory, "arguments": 100, "bytes_on_wire": 1000.0, "flops": 1e9, **more})
+    figures = {"seconds": seconds, "memory": memory, "arguments": 100, "bytes_on_wire": 1000.0, "flops": 1e9}
+    return Score(**figures | {"seconds_with_latency": 2 * seconds} | more)
 
 
 # One of 2 s that needs 4 GB, one of 3 s that needs 1 GB, and one that does not compile.
@@ -73,6 +74,12 @@ def test_a_plan_is_held_against_the_fastest_baseline_that_keeps_the_limit():
     tight, roomy = (compare(BASELINES, planned(1.5, limit=limit)) for limit in (2 * GB, 8 * GB))
     assert (tight.best.name, tight.ratio) == ("FSDP", 0.5)
     assert (roomy.best.name, roomy.ratio) == ("data parallel", 0.75)
+
+
+def test_with_latency_another_baseline_may_be_the_best():
+    few, many = (score(seconds, seconds_with_latency=longer) for seconds, longer in ((3.0, 3.5), (2.0, 9.0)))
+    found = compare([BaselineScore("few", few), BaselineScore("many", many)], planned(7.0))
+    assert (found.ratio, found.ratio_with_latency) == (3.5, 4.0)
 
 
 def test_of_baselines_as_fast_as_each_other_the_smaller_is_the_best():

@@ -16,11 +16,12 @@ MIB = 2**20
 
 
 def score(seconds: float, memory: int = MIB) -> Score:
-    return Score(seconds, memory, 100, 1000.0, 1e9)
+    return Score(seconds, memory, 100, 1000.0, 1e9, seconds_with_latency=2 * seconds**0.5)
 
 
-def planned(limit: str, size: int, seconds: float) -> PlanScore:
-    return PlanScore(limit, size, 1.0, mesh="data 8", score=score(seconds), predicted=Prediction(100, int(1.05 * MIB), 1000.0))
+def planned(limit: str, size: int, seconds: float, gap: float | None = None) -> PlanScore:
+    predicted = Prediction(100, int(1.05 * MIB), 1000.0)
+    return PlanScore(limit, size, 1.0, mesh="data 8", score=score(seconds), predicted=predicted, gap=gap)
 
 
 BASELINES = (BaselineScore("FSDP", score(2e-3)),)
@@ -43,14 +44,14 @@ def lines(*reports: dict) -> list[str]:
     return list(module.tables(reports))
 
 
-def test_a_row_has_all_compilers_and_limits():
-    refused = PlanScore("half", 2 * MIB, 1.0, reason="no layout fits", refused=True)
+def test_a_row_has_all_compilers_and_limits_and_the_largest_proved_gap():
     nothing = PlanScore("tight", MIB // 2, 1.0, reason="no layout fits", refused=True)
-    cpu = report(Task("mlp", "8"), [planned("loose", 2 * MIB, 1e-3), refused, nothing])
-    tpu = report(Task("mlp", "8", Compiler("v5e:2x4")), [planned("loose", MIB // 2, 1e-3)])
+    cpu = report(Task("mlp", "8"), [planned("loose", 2 * MIB, 1e-3, 0.0), planned("half", 2 * MIB, 1e-3, 0.004), nothing])
+    refused = PlanScore("half", 2 * MIB, 1.0, reason="no layout fits", refused=True)
+    tpu = report(Task("mlp", "8", Compiler("v5e:2x4")), [planned("loose", MIB // 2, 1e-3), refused])
     found = lines(cpu, tpu)
-    assert "| step, mesh | cpu, loose | cpu, half | cpu, tight | v5e:2x4, loose |" in found
-    assert "| mlp, 8 | 0.50 | **refused** | – | – |" in found
+    assert "| step, mesh | cpu, loose | cpu, half | cpu, tight | v5e:2x4, loose | v5e:2x4, half | cpu, proved gap |" in found
+    assert "| mlp, 8 | 0.50 (0.71) | 0.50 (0.71) | – | – | **refused** | 0.40 % |" in found
 
 
 def test_errors_of_predictions_are_by_suite_and_compiler():
@@ -61,13 +62,13 @@ def test_errors_of_predictions_are_by_suite_and_compiler():
 
 def test_the_last_report_counts():
     first, last = (report(Task("mlp", "8"), [planned("loose", 2 * MIB, seconds)]) for seconds in (1e-3, 4e-3))
-    assert "| mlp, 8 | 2.00 |" in lines(first, last)
+    assert "| mlp, 8 | 2.00 (1.41) |" in lines(first, last)
 
 
 def test_a_case_of_real_size_is_beside_the_best_layout_by_hand():
     task = Task("llama-7b-16", "searched", Compiler("v5e:4x4"), "real", ("loose",))
     found = lines(report(task, [planned("loose", 2 * MIB, 1e-3)]))
-    assert "| llama-7b-16 | data 8 | 1 ms | 1 MiB | FSDP | 2 ms | 1 MiB | 0.50 |" in found
+    assert "| llama-7b-16 | data 8 | 1 ms | 1 MiB | FSDP | 2 ms | 1 MiB | 0.50 (0.71) |" in found
 
 
 def test_backbones_of_keras_hub_have_memory_and_sent_bytes_beside_layouts_by_hand():

@@ -65,17 +65,18 @@ class Measured:
         """Return the bytes that one device sends in a run."""
         return sum(collective.bytes_on_wire * collective.count for collective in self.collectives)
 
-    def seconds(self, on: str | Hardware, dtype: Any, mesh: Mapping[str, int]) -> float:
+    def seconds(self, on: str | Hardware, dtype: Any, mesh: Mapping[str, int], *, latency: bool = False) -> float:
         """Return the score of a plan: the seconds of its FLOPs at the peak, and of its bytes over the links.
 
-        The score compares plans; it is not a forecast. Nothing overlaps, and HBM traffic and latency take no time. All FLOPs
-        count as matrix products of one dtype.
+        The score compares plans; it is not a forecast. Nothing overlaps, and HBM traffic takes no time. All FLOPs count as matrix
+        products of one dtype.
 
         Args:
           on: the hardware, or its name.
           dtype: the dtype of the matrix products.
           mesh: sizes of the axes of the mesh that the program was compiled for, in order. Collectives over a part of an axis
             count as if they ran over all devices.
+          latency: whether each collective also takes the latency of its slowest link, once.
 
         Raises:
           ValueError: there is no hardware of that name, or its peak for the dtype is unknown.
@@ -85,9 +86,11 @@ class Measured:
         """
         machine = find_hardware(on)
         links = MeshLinks.of(mesh, machine)
-        speeds = (speed_of(links, each)[0] for each in self.collectives)
-        sent = (each.bytes_on_wire * each.count / speed for each, speed in zip(self.collectives, speeds, strict=True))
-        return self.flops / machine.peak(dtype) + sum(sent)
+        found = self.flops / machine.peak(dtype)
+        for each in self.collectives:
+            speed, wait = speed_of(links, each)
+            found += each.count * (each.bytes_on_wire / speed + (wait if latency else 0.0))
+        return found
 
     def to_json(self) -> str:
         """Return all figures as JSON."""

@@ -160,8 +160,8 @@ class MeshLinks:
     @functools.cached_property
     def _scatterable(self) -> int:
         """Return the axes over which the compiler scatters a sum, whatever their size."""
-        every = range(len(self.sizes))
-        return sum(1 << bit for bit in every if self.scatters_over_network or self.inside(1 << bit) == self.sizes[bit])
+        several = (bit for bit, size in enumerate(self.sizes) if size > 1)
+        return sum(1 << bit for bit in several if self.scatters_over_network or self.inside(1 << bit) == self.sizes[bit])
 
     def seconds(self, step: ReshardStep) -> float:
         """Return the seconds of a collective by the α–β model: bytes on wire / bandwidth + latency.
@@ -249,6 +249,8 @@ def _find_masks(source: Sequence[Any], target: Sequence[Any], partial: Any, scat
     """
     have, want = union(source), union(target)
     scattered = scatter(partial & want & ~have)
+    # Compilers scatter into one dimension. For more, they send the full sum and take a slice.
+    scattered = scattered * (sum((wanted & scattered) != 0 for wanted in target) <= 1)
     reduced = partial & ~scattered & ~have
     sliced = want & ~have & ~scattered
     exchanged = 0

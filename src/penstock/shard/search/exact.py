@@ -29,7 +29,7 @@ _SMALLEST = 0.02
 _STALLED = 1e-4
 """A round or sweeps that do not improve the bound by this part, nor the plan, have stalled."""
 _STALLS = 3
-"""The search also ends after so many rounds that stalled."""
+"""The search also ends after so many rounds that stalled while the linear program got no more states."""
 _SWEEPS, _CHECKED = 120, 10
 """The most sweeps of message passing in a round, and how many are made at a time."""
 LEAST_ROUNDS, ROUNDS = 2, 12
@@ -145,7 +145,7 @@ class ExactSearch:
         self._scale = 1 / max(min(each.seconds for each in self._found.values()), 1e-12)
         bound = Bound(math.inf if self._least_bytes > self._limit else 0.0, self._least_bytes)
         with_seconds = math.isfinite(bound.seconds)
-        before, stalls = (-1.0, -1.0), 0
+        before, stalls, relaxed = (-1.0, -1.0), 0, False
         for number in range(rounds):
             value = self._raise_bound(with_seconds)
             bound = self._bound(bound, value, with_seconds)
@@ -162,7 +162,7 @@ class ExactSearch:
                 break
             reached = (bound.seconds, self._fastest())
             stalled = reached[0] < before[0] * (1 + _STALLED) and reached[1] >= before[1] * (1 - _STALLED)
-            stalls = stalls + 1 if stalled else 0
+            stalls = stalls + 1 if stalled and relaxed else 0
             if stalls == _STALLS:
                 break
             before = max(before[0], reached[0]), reached[1]
