@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+import highspy
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, linprog, milp
-from scipy.sparse import csr_array, vstack
+from scipy.sparse import csr_array
 
 from penstock.shard.search.costs import GAP
 from penstock.shard.search.layout_tables import Grouping, LayoutTables, Moment, States
@@ -34,15 +34,16 @@ _SWEEPS, _CHECKED = 120, 10
 """The most sweeps of message passing in a round, and how many are made at a time."""
 LEAST_ROUNDS, ROUNDS = 2, 12
 """The least rounds, unless the plan is proved before, and the most."""
-WORK = 4e9
-"""Table entries that the searches of all meshes may read. On two cores, they take about ten seconds."""
-_WORK_OF_COLUMN = 5000
-"""Table entries that could be read while HiGHS solves a linear program, for each of its columns."""
-_NEW_STATES = 3
-"""The most states of a class that become columns in a round."""
+WORK = 5e9
+"""Table entries that the searches of all meshes may read. They take about ten seconds."""
+_WORK_OF_COLUMN = {False: 15_000, True: 60_000}
+"""Table entries that could be read while HiGHS solves a linear or an integer program, for each of its columns: medians of 60
+programs of Keras Hub and the zoo. Where rows are added to a linear program, no time counts."""
+_NEW_STATES, _MOST_NEW_STATES = 3, 1000
+"""The most states of a class, and of all classes, that become columns in a round."""
 _MOST_ROWS = 8
 """The most operations that get a row at a time."""
-_FEW_STATES = 400
+_FEW_STATES = 1000
 """All states that may be in a better plan are columns of one integer program if they are no more than this."""
 _NEARLY_RELAXED = GAP / 10
 """The linear program of all states is as good as solved if the bound is below that of the active ones by less than this part."""
@@ -54,15 +55,18 @@ _NEAR_STATES, _MOST_NEAR_STATES = 300, 3000
 """States besides those in the solution of the linear program that are columns of the integer program: at first, and at most."""
 _NODES = 5000
 """Nodes of the tree of branch and bound of an integer program."""
-_OPTIONS = {"presolve": False}
-"""Options of HiGHS. Linear programs take 0.5 to 0.8 times as long without presolve."""
+_OPTIONS: dict[str, bool | int | str] = {
+    "output_flag": False,
+    "parallel": "off",
+    "presolve": "off",
+    "simplex_dual_edge_weight_strategy": 1,
+}
+"""Options of HiGHS. Linear programs take 0.5 to 0.8 times as long without presolve, and 0.7 times with the weights of Devex."""
 _WITHIN = 2e-6
 """Solutions of HiGHS may exceed a row by 1e-6 of the limit, so that rows are stricter than the limit by this part of it. A plan
 that is nearer to the limit is a solution all the same, at the price `_OUTSIDE`."""
 _OUTSIDE = 10.0
 """The price of a limit's bytes, as a multiple of the seconds of the fastest plan."""
-_INFEASIBLE = 2
-"""The status of `milp` for a program without a solution."""
 
 
 class Evaluated(Protocol):
@@ -220,9 +224,9 @@ class ExactSearch:
         messages, prices = self._dual.messages, self._dual.prices
         prices += [0.0] * (len(self._rows) - len(prices))
         messages.set_costs(*self._priced(with_seconds))
-        if self._known is not None:
+        if self._known is not None and not any(prices):
             messages.start_from(self._known)
-            self._known = None
+        self._known = None
         room = sum(price * (self._limit + row.free) for price, row in zip(prices, self._rows, strict=True))
         value = -math.inf
         for number in range(_SWEEPS):
@@ -232,7 +236,7 @@ class ExactSearch:
                 if with_seconds:
                     self._share_out()
                 before, value = value, messages.bound() - room
-                if value - before < _STALLED * abs(value) or self._work_left < 0:
+                if value - before < _NEARLY_RELAXED * abs(value) or self._work_left < 0:
                     break
         return value
 
@@ -293,10 +297,13 @@ class ExactSearch:
 
     def _activate(self, excess: float) -> None:
         """Make more states columns: those of the least reduced costs."""
-        for active, costs in zip(self._active, self._dual.messages.reduced, strict=True):
-            least = costs.min()
+        every = []
+        for number, (active, costs) in enumerate(zip(self._active, self._dual.messages.reduced, strict=True)):
             new = [state for state in np.argsort(costs, kind="stable").tolist() if state not in active]
-            active.update([state for state in new[:_NEW_STATES] if costs[state] - least <= excess])
+            every += [(costs[state] - costs.min(), number, state) for state in new[:_NEW_STATES]]
+        for cost, number, state in sorted(every)[:_MOST_NEW_STATES]:
+            if cost <= excess:
+                self._active[number].add(state)
 
     def _close(self, value: float, excess: float, with_seconds: bool) -> float:
         """Return the bound of the integer program of all states that may be in a better plan; `value` if they are too many."""
@@ -305,19 +312,19 @@ class ExactSearch:
         kept = [np.flatnonzero(each - each.min() <= excess + 1e-9) for each in self._dual.messages.reduced]
         if sum(map(len, kept)) - len(kept) > _FEW_STATES:
             return value
-        solved = self._solve_integer(_Program(self._tables, kept, self._scale if with_seconds else 0.0))
+        solved = self._solve_integer(kept, with_seconds)
         # No better plan has another state. Nothing is paid for memory within the limit.
         return value if solved is None else min(solved - with_seconds * _OUTSIDE * _WITHIN, value + excess)
 
     def _relax(self, with_seconds: bool) -> None:
         """Solve the linear program of the active states, which gives prices of memory and messages."""
         active = [np.array(sorted(each)) for each in self._active]
-        program = _Program(self._tables, active, self._scale if with_seconds else 0.0)
+        program = _Program(self._tables, active, self._scale if with_seconds else 0.0, self._limit)
         solved = self._solve(program)
         if solved is None:
             return
         self._relaxed = with_seconds, solved.bound
-        self._duals[with_seconds].prices, self._known, shares = program.read_duals(solved, self._rows, self._limit)
+        self._duals[with_seconds].prices, self._known, shares = program.read_duals(solved, self._rows)
         for number, found in shares.items():
             self._shares[number][:, list(found)] = np.stack(list(found.values()), axis=1)
         states, whole = program.read_states(solved.values)
@@ -337,7 +344,7 @@ class ExactSearch:
         every = zip(self._support, best, self._nearest(excess, self._near), strict=True)
         kept = [np.unique([*support.tolist(), state, *near]) for support, state, near in every]
         before = self._fastest(), self._least()
-        self._solve_integer(_Program(self._tables, kept, self._scale if with_seconds else 0.0))
+        self._solve_integer(kept, with_seconds)
         if relaxed and (self._fastest(), self._least()) >= before:
             self._near = min(_MOST_NEAR_STATES, self._near * 10)
 
@@ -354,28 +361,30 @@ class ExactSearch:
             near[number].append(state)
         return near
 
-    def _solve_integer(self, program: _Program) -> float | None:
+    def _solve_integer(self, states: list[np.ndarray], with_seconds: bool) -> float | None:
         """Solve an integer program, visit its solution, and return its lower bound; None if it was not solved."""
-        solved = self._solve(program, integer=True)
+        program = _Program(self._tables, states, self._scale if with_seconds else 0.0, self._limit, integer=True)
+        solved = self._solve(program)
         if solved is None:
             return None
         if solved.values is not None:
             self._visit(program.read_states(solved.values)[0])
         return solved.bound
 
-    def _solve(self, program: _Program, integer: bool = False) -> _Solved | None:
+    def _solve(self, program: _Program) -> _Solved | None:
         """Solve a program, with rows for operations at which its solution exceeds the limit, until more rows change little."""
-        before = -math.inf
+        before, work = -math.inf, _WORK_OF_COLUMN[program.integer] * program.columns
         while True:
-            solved = program.solve(self._rows, self._limit, integer)
-            self._work_left -= _WORK_OF_COLUMN * program.columns
+            solved = program.solve(self._rows)
+            self._work_left -= work
+            work *= program.integer
             if solved is None or solved.values is None:
                 return solved
             if not self._add_rows(*program.memory(solved.values), exceeded=max(0.0, solved.values[-1])):
                 return solved
             changed = solved.bound - before >= _NEARLY_RELAXED * (1 + abs(before))
             # Without them, the plan of an integer program would not fit, nor a linear program prove that none does.
-            if not changed and not (integer if program.scale else solved.bound < _NEARLY_RELAXED):
+            if not changed and not (program.integer if program.scale else solved.bound < _NEARLY_RELAXED):
                 return solved
             before = solved.bound
 
@@ -411,15 +420,14 @@ class ExactSearch:
 
 
 class _Solved(NamedTuple):
-    """A solution: the values of all columns, the lower bound of the objective, and the dual values of equal and other rows.
+    """A solution: the values of all columns, the lower bound of the objective, and the dual values of all rows.
 
     There are no values if there is no solution. The bound is then infinite.
     """
 
     values: Any
     bound: float
-    equal: np.ndarray
-    other: np.ndarray
+    duals: np.ndarray = np.zeros(0)
 
 
 @dataclass
@@ -429,12 +437,16 @@ class _Program:
     Attributes:
       states: the states of each class.
       scale: the factor on seconds; 0 minimises the memory.
+      limit: the bytes of a device.
+      integer: whether the columns of states are integers.
       columns: the number of columns.
     """
 
     tables: LayoutTables
     states: list[np.ndarray]
     scale: float
+    limit: float
+    integer: bool = False
     _costs: list[np.ndarray] = field(init=False, default_factory=list)
     _entries: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = field(init=False, default_factory=list)
 
@@ -447,20 +459,41 @@ class _Program:
         self._entries = [(classes, np.arange(self._binary), np.ones(self._binary))]
         self.columns, self._equal = self._binary, count
         self._pairs = [self._add_pair(number) for number in range(len(tables.pairs))]
-        equal, self._entries = self._entries, []
         self._readers: list[tuple[int, int, int, float]] = []
         for number in range(len(tables.shared)):
             self._add_shared(number)
         self.columns += 1
-        self._equal_rows = self._matrix(equal, self._equal)
-        self._shared_rows = self._matrix(self._entries, len(self._readers))
-        self._objective = np.concatenate([*self._costs, [_OUTSIDE if self.scale else 1.0]])
-        self._memory_rows: list[csr_array] = []
+        self._memory_rows = 0
+        self._highs = highspy.Highs()
+        for name, value in _OPTIONS.items():
+            self._highs.setOptionValue(name, value)
+        self._highs.setOptionValue("mip_max_nodes", _NODES)
+        self._highs.setOptionValue(*("mip_rel_gap", GAP / 10) if self.scale else ("mip_abs_gap", _SMALLEST / 4))
+        self._highs.passModel(self._model())
 
-    def _matrix(self, entries: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], rows: int) -> csr_array:
-        nothing = np.zeros(0, dtype=np.int64)
-        row, column, value = (np.concatenate(each) for each in zip((nothing,) * 3, *entries, strict=True))
-        return csr_array((value, (row, column)), shape=(rows, self.columns))
+    def _model(self) -> highspy.HighsLp:
+        """Return the program without rows of memory, for HiGHS."""
+        rows, free = len(self._readers), highspy.kHighsInf
+        row, column, value = (np.concatenate(each) for each in zip(*self._entries, strict=True))
+        matrix = csr_array((value, (row, column)), shape=(self._equal + rows, self.columns))
+        one = np.zeros(self._equal)
+        one[: len(self.states)] = 1.0
+        highest = np.full(self.columns, free)
+        if self.integer:
+            highest[: self._binary] = 1.0
+        if self.scale:
+            highest[-1] = _WITHIN
+        model = highspy.HighsLp()
+        model.num_row_, model.num_col_ = matrix.shape
+        model.col_cost_ = np.concatenate([*self._costs, [_OUTSIDE if self.scale else 1.0]])
+        model.col_lower_, model.col_upper_ = np.zeros(self.columns), highest
+        model.row_lower_, model.row_upper_ = np.append(one, np.full(rows, -free)), np.append(one, np.zeros(rows))
+        model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+        model.a_matrix_.start_, model.a_matrix_.index_, model.a_matrix_.value_ = matrix.indptr, matrix.indices, matrix.data
+        if self.integer:
+            kind = highspy.HighsVarType
+            model.integrality_ = [kind.kInteger] * self._binary + [kind.kContinuous] * (self.columns - self._binary)
+        return model
 
     def _add_pair(self, number: int) -> tuple[int, np.ndarray, np.ndarray]:
         """Add the columns of a pair, and return the first of them, with the rows and columns of its tables that they are for."""
@@ -502,40 +535,30 @@ class _Program:
             self._costs.append(np.array([price]))
             self.columns += 1
             for position, at, seconds in parts:
-                row = np.full(len(at) + 1, len(self._readers))
+                row = np.full(len(at) + 1, self._equal + len(self._readers))
                 self._entries.append((row, np.append(at, column), np.append(seconds / slowest, -1.0)))
                 self._readers.append((number, position, target, price))
 
-    def solve(self, rows: Sequence[_Row], limit: float, integer: bool = False) -> _Solved | None:
-        """Solve the program within a limit at some operations; None if HiGHS neither finds a solution nor proves that none is."""
-        self._memory_rows += [self._memory_row(row, limit) for row in rows[len(self._memory_rows) :]]
-        matrix = vstack([self._shared_rows, *self._memory_rows], format="csr")
-        most = np.concatenate([np.zeros(len(self._readers)), [1 + row.free / limit - _WITHIN for row in rows]])
-        outside = _WITHIN if self.scale else np.inf
-        one = np.zeros(self._equal)
-        one[: len(self.states)] = 1.0
-        if integer:
-            highest = np.full(self.columns, np.inf)
-            highest[: self._binary], highest[-1] = 1.0, outside
-            constraints = [LinearConstraint(self._equal_rows, one, one), LinearConstraint(matrix, -np.inf, most)]
-            found = milp(
-                self._objective,
-                integrality=np.arange(self.columns) < self._binary,
-                bounds=Bounds(0, highest),
-                constraints=constraints[: 1 + bool(len(most))],
-                options={"node_limit": _NODES, "mip_rel_gap": GAP / 10, **_OPTIONS},
-            )
-            if found.x is None and found.status != _INFEASIBLE:
-                return None
-            bound = found.mip_dual_bound if found.status != _INFEASIBLE else math.inf
-            return _Solved(found.x, bound, np.zeros(0), np.zeros(0))
-        limits = {"A_ub": matrix, "b_ub": most} if len(most) else {}
-        ranges = np.array([(0.0, np.inf)] * (self.columns - 1) + [(0.0, outside)])
-        limits |= {"A_eq": self._equal_rows, "b_eq": one, "bounds": ranges}
-        found = linprog(self._objective, method="highs-ds", options=_OPTIONS, **limits)
-        if found.x is None:
+    def solve(self, rows: Sequence[_Row]) -> _Solved | None:
+        """Solve the program within the limit at some operations; None if HiGHS neither finds a solution nor proves that none is.
+
+        After a first solution, the rows that are new are added to it, and a linear program is solved from there.
+        """
+        for row in rows[self._memory_rows :]:
+            columns, values = self._memory_row(row)
+            self._highs.addRow(-highspy.kHighsInf, 1 + row.free / self.limit - _WITHIN, len(columns), columns, values)
+        self._memory_rows = len(rows)
+        self._highs.run()
+        status, found = self._highs.getModelStatus(), self._highs.getInfo()
+        if self.integer and status == highspy.HighsModelStatus.kInfeasible:
+            return _Solved(None, math.inf)
+        if found.primal_solution_status != highspy.kSolutionStatusFeasible:
             return None
-        return _Solved(found.x, found.fun, found.eqlin.marginals, found.ineqlin.marginals if len(most) else np.zeros(0))
+        solution = self._highs.getSolution()
+        values = np.array(solution.col_value)
+        if self.integer:
+            return _Solved(values, found.mip_dual_bound)
+        return _Solved(values, found.objective_function_value, np.array(solution.row_dual))
 
     def parts(self, values: np.ndarray) -> list[np.ndarray]:
         """Return the values of the states of each class."""
@@ -547,17 +570,17 @@ class _Program:
         states = [int(each[part.argmax()]) for each, part in zip(self.states, parts, strict=True)]
         return states, all(part.max() > 1 - 1e-6 for part in parts)
 
-    def read_duals(self, solved: _Solved, rows: Sequence[_Row], limit: float) -> tuple[list[float], list, dict]:
+    def read_duals(self, solved: _Solved, rows: Sequence[_Row]) -> tuple[list[float], list, dict]:
         """Return the price of a byte at each row, the messages of all pairs, and the shares of readers in what they share."""
-        memory = solved.other[len(self._readers) :]
-        prices = [max(0.0, -float(each)) / limit for each in memory] + [0.0] * (len(rows) - len(memory))
+        equal, readers, memory = np.split(solved.duals, [self._equal, self._equal + len(self._readers)])
+        prices = [max(0.0, -float(each)) / self.limit for each in memory] + [0.0] * (len(rows) - len(memory))
         messages, at = [], len(self.states)
         for _, its_rows, its_columns in self._pairs:
             middle, end = at + len(its_rows), at + len(its_rows) + len(its_columns)
-            messages.append((its_rows, solved.equal[at:middle], its_columns, solved.equal[middle:end]))
+            messages.append((its_rows, equal[at:middle], its_columns, equal[middle:end]))
             at = end
         shares: dict[int, dict[int, np.ndarray]] = defaultdict(dict)
-        for (number, position, target, price), dual in zip(self._readers, solved.other, strict=False):
+        for (number, position, target, price), dual in zip(self._readers, readers, strict=True):
             part = np.zeros(len(self.tables.shared[number].bundles))
             found = shares[number].setdefault(target, part)
             found[position] = max(0.0, -float(dual)) / price if price else 0.0
@@ -579,8 +602,8 @@ class _Program:
                 copies[number] = copied @ values[first : first + len(copied)]
         return tables.costs.live_bytes(sums[:-1, 0], copies), float(sums[:, 1].sum())
 
-    def _memory_row(self, row: _Row, limit: float) -> csr_array:
-        """Return the coefficients of a row, over the limit."""
+    def _memory_row(self, row: _Row) -> tuple[np.ndarray, np.ndarray]:
+        """Return the columns of a row, and their coefficients over the limit."""
         tables = self.tables
         found = np.zeros(self.columns)
         parts = []
@@ -593,5 +616,6 @@ class _Program:
             first, rows, columns = self._pairs[at]
             copied = tables.pairs[at].reshards[bundle].copied(form)[np.ix_(rows, columns)].ravel()
             found[first : first + len(copied)] += row.part * size * copied
-        found[-1] = -limit
-        return csr_array(found[None] / limit)
+        found[-1] = -self.limit
+        used = np.flatnonzero(found)
+        return used, found[used] / self.limit
