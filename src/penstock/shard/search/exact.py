@@ -378,7 +378,7 @@ class ExactSearch:
         while True:
             solved = program.solve(self._rows)
             self._work_left -= work
-            work *= program.integer
+            work = work if program.integer else 0  # a linear program goes on from its solution
             if solved is None or solved.values is None:
                 return solved
             if not self._add_rows(*program.memory(solved.values), exceeded=max(0.0, solved.values[-1])):
