@@ -46,8 +46,8 @@ _MOST_ROWS = 8
 _FEW_STATES = 1000
 """All states that may be in a better plan are columns of one integer program if they are no more than this."""
 _NEARLY_RELAXED = GAP / 10
-"""The linear program of all states is as good as solved if the bound is below that of the active ones by less than this part.
-Message passing makes way for it when `_CHECKED` sweeps raise the bound by less."""
+"""The linear program needs no more states if its value exceeds the bound by less than this part. Message passing makes way for it
+when `_CHECKED` sweeps raise the bound by less."""
 _UNUSED = 1e-9
 """A reader needs its share of a reshard if its pair has less slack than this part of the reshard."""
 _PRESENT = 1e-7
