@@ -54,8 +54,9 @@ _PRESENT = 1e-7
 """States whose columns have a larger value are in a solution of the linear program."""
 _NEAR_STATES, _MOST_NEAR_STATES = 300, 3000
 """States besides those in the solution of the linear program that are columns of the integer program: at first, and at most."""
-_NODES = 5000
-"""Nodes of the tree of branch and bound of an integer program."""
+_NODES = 200
+"""Nodes of the tree of branch and bound of an integer program. With 5,000, one of 11,249 columns took 97 s. With
+200 it takes 13 s, and its bound is 0.05 % lower."""
 _OPTIONS: dict[str, bool | int | str] = {
     "output_flag": False,
     "parallel": "off",
