@@ -206,12 +206,13 @@ class Exhaustive:
         return seconds
 
     def _add_edges(self) -> None:
-        """Make tables of the collectives of each array; what is brought into one layout twice is counted once."""
+        """Make tables of the collectives of each array, or of results that are added; what is done twice is counted once."""
         arrays: dict[tuple, list[int]] = {}
         self._tables = []
         for number, edge in enumerate(self.model.graph.edges):
             reader = edge.b if edge.kind in ("operand", "shared_reshard") else None
-            arrays.setdefault((edge.value, edge.count, edge.kind == "result", reader), []).append(number)
+            array = edge.value if edge.summed_as is None else edge.summed_as
+            arrays.setdefault((array, edge.count, edge.kind == "result", reader), []).append(number)
             self._tables.append(self._edge_tables(number))
         for numbers in arrays.values():
             scope = tuple(sorted({end for number in numbers for end in self._ends(number)}))
@@ -220,10 +221,10 @@ class Exhaustive:
                 raise TooLarge(f"{math.prod(shape)} entries")
             totals, earlier = np.zeros(shape), []
             for number in numbers:
-                seconds, first, target = (table.reshape(_grid(table, axes, scope)) for table, axes in self._spread(number))
-                moves, again = first != "", np.zeros(shape, bool)
+                seconds, _, moves, target = (table.reshape(_grid(table, axes, scope)) for table, axes in self._spread(number))
+                again = np.zeros(shape, bool)
                 for other_moves, other_target in earlier:
-                    again |= other_moves & (other_target == target)
+                    again |= (moves != "") & (other_moves == moves) & (other_target == target)
                 totals += np.where(again, 0.0, np.broadcast_to(seconds, shape))
                 earlier.append((moves, target))
             self._seconds.append((scope, totals))
@@ -232,24 +233,29 @@ class Exhaustive:
         edge = self.model.graph.edges[number]
         return self._class[edge.a], self._class[edge.b]
 
-    def _edge_tables(self, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return seconds and the first collective or "" [states, states], and a number of each target."""
+    def _edge_tables(self, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Return seconds, the first collective or "", what others share or "" [states, states], and a number of each target."""
         edge, links = self.model.graph.edges[number], self.model.links
         sources, targets = (self.layouts[end] for end in self._ends(number))
         seconds = np.zeros((len(sources), len(targets)))
-        moves = np.full(seconds.shape, "", "U16")
+        first, moves = np.full(seconds.shape, "", "U16"), np.full(seconds.shape, "", "U24")
         for (row, source), (column, target) in itertools.product(enumerate(sources), enumerate(targets)):
             partial = union(tuple(source[dim] for dim in edge.partial))
             steps = links.reshard_steps(project(edge.source, source), project(edge.target, target), partial, edge.bytes)
-            moves[row, column] = steps[0].kind if steps else ""
+            kinds = [step.kind for step in steps]
+            if kinds:
+                first[row, column] = kinds[0]
+                only = kinds not in (["all-reduce"], ["reduce-scatter"])
+                summed = str(number) if only else f"{kinds[0]} {steps[0].axes}"
+                moves[row, column] = summed if edge.kind == "result" else "all"
             seconds[row, column] = self.model.edge_seconds(edge, steps)
-        return seconds, moves, np.array([_number(project(edge.target, target)) for target in targets])
+        return seconds, first, moves, np.array([_number(project(edge.target, target)) for target in targets])
 
     def _spread(self, number: int) -> Iterator[tuple[np.ndarray, Scope]]:
         a, b = self._ends(number)
-        for table in self._tables[number][:2]:
+        for table in self._tables[number][:3]:
             yield (np.diagonal(table), (a,)) if a == b else (table, (a, b)) if a < b else (table.T, (b, a))
-        yield self._tables[number][2], (b,)
+        yield self._tables[number][3], (b,)
 
     def _add_memory(self) -> None:
         live, links = self.model.live_ranges, self.model.links

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -201,6 +202,7 @@ def random_problem(seed: int, mesh: dict[str, int], nodes: int = 4) -> CostModel
     ends = [(int(rng.integers(0, at)), at) for at in range(1, nodes)]
     ends += [(a, b) for a, b in rng.integers(0, nodes, (nodes // 2, 2)).tolist() if a != b]
     edges = tuple(_random_edge(rng, made, a, b, value) for value, (a, b) in enumerate(ends))
+    edges = tuple(_joined(edge, len(ends)) for edge in edges) if seed % 2 else edges
     graph = Graph(made, edges, {}, {}, {}, ())
     start = rng.integers(0, nodes, nodes)
     live = LiveRanges(
@@ -246,6 +248,11 @@ def _random_edge(rng: np.random.Generator, nodes: Sequence[Node], a: int, b: int
     partial = tuple(dim for dim in range(len(nodes[a].sizes)) if dim not in source and rng.random() < 0.5)
     kind = "result" if partial else "operand"
     return Edge(a, b, source, target, partial, int(rng.integers(1, 100)) << 20, float(rng.integers(1, 4)), value, kind)
+
+
+def _joined(edge: Edge, values: int) -> Edge:
+    """Return an edge that is summed with all partial results that go to the same node."""
+    return replace(edge, summed_as=values + edge.b, bytes=edge.b << 20, count=1.0) if edge.kind == "result" else edge
 
 
 @st.composite

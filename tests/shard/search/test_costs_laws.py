@@ -15,11 +15,14 @@ def test_seconds_are_those_of_computing_and_of_collectives(given_problem):
     assignment = anything(costs, rng)
     computing = sum(costs.node_seconds(node, layout) for node, layout in enumerate(assignment))
     seen, sending = set(), 0.0
-    for edge in costs.graph.edges:
+    for index, edge in enumerate(costs.graph.edges):
         steps = costs.reshard_steps(edge, assignment)
         layout = tuple(0 if dim is None else assignment[edge.b][dim] for dim in edge.target)
         reader = edge.b if edge.kind in ("operand", "shared_reshard") else None
-        key = (edge.value, edge.count, edge.kind == "result", reader, layout)
+        key = (edge.value, edge.count, reader, layout)
+        if edge.summed_as is not None:
+            is_sum = [step.kind in ("all-reduce", "reduce-scatter") for step in steps] == [True]
+            key = (edge.summed_as, edge.count, layout, *((steps[0].kind, steps[0].axes) if is_sum else (index,)))
         if steps and key not in seen:
             seen.add(key)
             sending += edge.count * sum(step.bytes_on_wire / costs.links.speed(step.kind, step.axes)[0] for step in steps)

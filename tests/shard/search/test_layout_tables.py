@@ -14,10 +14,10 @@ def seconds(tables, states):
     total += sum(pair.seconds[pair.rows[states[pair.a]], pair.columns[states[pair.b]]] for pair in tables.pairs)
     for shared in tables.shared:
         slowest = {}
-        for bundle in shared.bundles:
-            pair = tables.pairs[tables.pair_of[bundle]]
-            at, reshard = (pair.rows[states[pair.a]], pair.columns[states[pair.b]]), pair.reshards[bundle]
-            slowest[reshard.target[at]] = max(slowest.get(reshard.target[at], 0.0), reshard.seconds[at])
+        for reader in shared.readers:
+            pair = tables.pairs[reader.pair]
+            at = pair.rows[states[pair.a]], pair.columns[states[pair.b]]
+            slowest[reader.target[at]] = max(slowest.get(reader.target[at], 0.0), reader.seconds[at])
         total += shared.times * sum(slowest.values())
     return total
 

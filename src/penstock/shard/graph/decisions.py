@@ -29,6 +29,7 @@ from penstock.shard.graph.scheduling import (
     Reuse,
     find_accumulated,
     find_early_values,
+    find_joint_sums,
     find_lasting_values,
     find_late_values,
     find_reuse,
@@ -128,6 +129,8 @@ class Edge:
       all_reduce_count: runs of its all-reduce in a step if this is hoisted out of a loop (`scheduling.py`); None: `count`.
       together: whether its collectives can run together with others: no product is computed from it, or it is computed from no
         product and gathered for the first operation that reads it.
+      summed_as: the value that is the sum of this partial result and of others that are summed over devices with it
+        (`scheduling.py`); None if it is summed alone.
     """
 
     a: int
@@ -143,6 +146,7 @@ class Edge:
     behind: tuple[str, float] = ("float32", 0.0)
     all_reduce_count: float | None = None
     together: bool = False
+    summed_as: int | None = None
 
     def times(self, steps: Sequence[ReshardStep]) -> float:
         """Return how often some collectives reshard the array in a step."""
@@ -230,6 +234,7 @@ class _GraphBuilder:
         self.early, self.late = find_early_values(program), find_late_values(program)
         self.lasting = find_lasting_values(program, self.early)
         self.accumulated = find_accumulated(program) if compiler.moves_sums else {}
+        self.joint_sums = find_joint_sums(program, groups) if compiler.joins_sums else {}
         self.reuse = find_reuse(program)
         self.readers: dict[int, list[Op]] = defaultdict(list)
         for op in groups.non_elementwise:
@@ -383,8 +388,10 @@ class _GraphBuilder:
         behind = products if value in self.early else [writer] if writer is not None and value in self.late else []
         hidden_by = self._flops_of(behind, count)
         hoisted = self.accumulated.get(value) if kind == "result" else None
+        summed_as = self.joint_sums.get(value) if kind == "result" else None
         together = value in self.late or (value in self.early and first)
-        self.edges.append(Edge(a, b, *dims, partial, size, count, value, kind, position, hidden_by, hoisted, together))
+        edge = Edge(a, b, *dims, partial, size, count, value, kind, position, hidden_by, hoisted, together, summed_as)
+        self.edges.append(edge)
 
     def _products_of(self, op: Op) -> Sequence[Op]:
         """Return an operation; if it reverses a kernel for products that alone read it, these products."""

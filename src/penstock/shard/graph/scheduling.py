@@ -2,6 +2,10 @@
 
 - *Accumulated sums*: Each step of a sequence adds to the gradient of a weight of an RNN. XLA adds up the part of each device in
   the loop, and sums over devices once after it (`WhileLoopAllReduceCodeMotion`). It does not move a sum that is scattered.
+- *Joint sums*: Several partial results may only be added to each other, such as the gradients of an activation that several
+  products read, or of a weight that is used twice. XLA for TPUs and GPUs adds the part of each device, and sums over devices
+  once (`AllReduceReassociate`). It was read from programs of both compilers: the products have to be added as they are, of one
+  dtype and without a transpose between, and summed over the same devices.
 - *Reuse*: A TPU moves the arrays that a loop reads or adds to in each iteration once, if its vector memory holds them all. These
   are operands that the loop does not change, such as the weights of an RNN, and sums, such as their gradients. In programs of the
   TPU compiler for LSTMs, GRUs and ODEs, they have the memory space of the vector memory (`S(1)` in the text).
@@ -20,13 +24,43 @@ collectives that a compiler runs asynchronously.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from penstock.shard.graph.axis_groups import AxisGroups
 from penstock.shard.trace.flat_program import ALIASES, CONTRACTIONS, FlatProgram, Loop, Op, reachable
+from penstock.shard.trace.rules import Dims
 
 _ADDITIONS = ("add", "add_any")
+
+
+def find_joint_sums(program: FlatProgram, groups: AxisGroups) -> dict[int, int]:
+    """Return the partial results that are only added to each other, by value, each with the value that is the sum of them all."""
+    reads = _count_reads(program)
+    terms: dict[int | None, tuple[int, ...]] = {}  # of a sum: the partial results
+    found: dict[int, int] = {}
+    for op in program.ops:
+        if len(op.results) != 1:
+            continue
+        (result,) = op.results
+        read = [terms.get(operand, ()) if reads[operand] == 1 else () for operand in op.operands]
+        if op.primitive in ALIASES:
+            terms[result] = read[0]
+        elif op.primitive in _ADDITIONS and all(read):
+            added = tuple(itertools.chain(*read))
+            if {_place(groups, term) for term in added} == {_place(groups, result)}:
+                terms[result] = added
+                found |= dict.fromkeys(added, result)
+        elif op.fixed is None and any(map(op.rule.reduced, range(len(op.rule.sizes)))):
+            terms[result] = (result,)
+    return found
+
+
+def _place(groups: AxisGroups, value: int) -> tuple[int, Dims]:
+    """Return the group of a value, and the dimensions in it."""
+    return groups.group[value], groups.dims[value]
 
 
 def find_accumulated(program: FlatProgram) -> dict[int, float]:
@@ -40,10 +74,7 @@ def find_additions(program: FlatProgram) -> Iterator[tuple[Loop, Op, int]]:
     The value is the result of an operation that is not elementwise, perhaps reshaped before it is added.
     """
     made_by = {result: op for op in program.ops for result in op.results}
-    reads = Counter(operand for op in program.ops for operand in op.operands)
-    reads.update(program.outputs)
-    for loop in program.loops:
-        reads.update((*loop.operands, *(inside for inside, _ in loop.stacks), *(carry.after for carry in loop.carries)))
+    reads = _count_reads(program)
     for loop in program.loops:
         for carry in loop.carries:
             addition = made_by.get(carry.after) if carry.after is not None else None
@@ -60,6 +91,15 @@ def find_additions(program: FlatProgram) -> Iterator[tuple[Loop, Op, int]]:
                         yield loop, addition, added
                     break
                 added = op.operands[0]
+
+
+def _count_reads(program: FlatProgram) -> Counter[int | None]:
+    """Return how often each value is read: by operations, loops, and as a result of the step."""
+    reads = Counter(operand for op in program.ops for operand in op.operands)
+    reads.update(program.outputs)
+    for loop in program.loops:
+        reads.update((*loop.operands, *(inside for inside, _ in loop.stacks), *(carry.after for carry in loop.carries)))
+    return reads
 
 
 @dataclass(frozen=True)

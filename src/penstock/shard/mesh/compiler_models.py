@@ -31,6 +31,7 @@ class CompilerModel:
         all-reduce was above 120 MiB, and all gradients of the 35 steps whose gradients take less together were in one. FSDP of
         a DiT has 24 reduce-scatters and 24 all-gathers: two and 22 of them are left on a TPU, and one of each on a GPU.
       moves_sums: whether it moves all-reduces out of loops that only add them up (`graph/scheduling.py`).
+      joins_sums: whether it adds partial results to each other before it sums them over devices (`graph/scheduling.py`).
       breadth_first: whether it runs each operation as soon as its operands exist (`BFScheduler`), not as late as its memory is
         needed.
       writes_dense: the primitives that it writes as operations of larger dense arrays: ragged products, and the gradients of
@@ -64,6 +65,7 @@ class CompilerModel:
     rounds_products: bool
     combines: Mapping[str, float]
     moves_sums: bool
+    joins_sums: bool
     breadth_first: bool
     writes_dense: tuple[str, ...]
     copies_layouts: bool
@@ -97,6 +99,7 @@ CPU = CompilerModel(
     rounds_products=False,
     combines={"all-reduce": math.inf},
     moves_sums=False,
+    joins_sums=False,
     breadth_first=True,
     writes_dense=("ragged_dot_general", "select_and_scatter_add"),
     copies_layouts=False,
@@ -109,6 +112,7 @@ GPU = replace(
     name="gpu",
     combines=dict.fromkeys(("all-reduce", "reduce-scatter", "all-gather"), 30 << 20),
     moves_sums=True,
+    joins_sums=True,
     breadth_first=False,
     writes_dense=("ragged_dot_general",),
     slices_sums=False,
@@ -121,6 +125,7 @@ TPU = CompilerModel(
     rounds_products=True,
     combines=dict.fromkeys(("all-reduce", "reduce-scatter"), 120 << 20),
     moves_sums=True,
+    joins_sums=True,
     breadth_first=False,
     writes_dense=(),
     copies_layouts=True,

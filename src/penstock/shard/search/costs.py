@@ -69,7 +69,8 @@ class CostModel:
       pinned: the layouts of nodes that the search leaves as they are: how the inputs of the batch are stored.
       class_of, first_of, members: the class of each node; the first node and the number of nodes of each class.
       bundle_of: the bundle of each edge.
-      arrays: the bundles of the edges of an array that share reshards → the number of such arrays.
+      arrays: the bundles of the edges that share reshards, of an array or of partial results that are added → the number of such
+        arrays or sums.
       copy_kinds: (bundle, form) of the arrays that exist only where a bundle reshards (`LiveRanges`).
       held: pairs (part, free). Temporary arrays take the largest part · live bytes − free of memory, as a TPU has some of them in
         its vector memory.
@@ -103,7 +104,8 @@ class CostModel:
         for index, edge in enumerate(self.graph.edges):
             # Several elementwise operations, or several operands of one operation, share a reshard to the same layout.
             reader = edge.b if edge.kind in ("operand", "shared_reshard") else None
-            arrays[edge.value, edge.count, edge.kind == "result", reader].append(int(bundle_of[index]))
+            array = edge.value if edge.summed_as is None else edge.summed_as
+            arrays[array, edge.count, edge.kind == "result", reader].append(int(bundle_of[index]))
         self.arrays = Counter(map(tuple, arrays.values()))
         self._copies = np.flatnonzero(live.edge >= 0)
         forms = np.stack([bundle_of[live.edge[self._copies]], live.form[self._copies]])
@@ -220,18 +222,21 @@ class CostModel:
         """Yield each edge that needs collectives, with its reshard steps and the number of such edges.
 
         An array that several elementwise operations, or several operands of one operation, read in the same new layout is
-        resharded once, for the reader for which this takes longest: one may read it in half of its bytes.
+        resharded once, for the reader for which this takes longest: one may read it in half of its bytes. Partial results that
+        are added are summed once, if nothing but the same sum reshards them.
         """
         for bundles, times in self.arrays.items():
-            found: dict[Layout, tuple[Edge, tuple[ReshardStep, ...]]] = {}
-            for number in bundles:
+            found: dict[tuple, tuple[Edge, tuple[ReshardStep, ...]]] = {}
+            for position, number in enumerate(bundles):
                 edge = self.folded.bundles[number].edge
                 steps = self.reshard_steps(edge, assignment)
                 if not steps:
                     continue
-                known = found.setdefault(project(edge.target, assignment[edge.b]), (edge, steps))
+                shared = joint_number(edge, steps)
+                key = project(edge.target, assignment[edge.b]), shared, position if shared < 0 else -1
+                known = found.setdefault(key, (edge, steps))
                 if known[0] is not edge and self.edge_seconds(edge, steps) > self.edge_seconds(*known):
-                    found[project(edge.target, assignment[edge.b])] = edge, steps
+                    found[key] = edge, steps
             for edge, steps in found.values():
                 yield edge, steps, times
 
@@ -318,6 +323,18 @@ def _sum_over_time(live_ranges: LiveRanges, each: np.ndarray) -> np.ndarray:
     np.add.at(change, live_ranges.start, each)
     np.add.at(change, live_ranges.end + 1, -each)
     return np.cumsum(change[:-1])
+
+
+def joint_number(edge: Edge, steps: Sequence[ReshardStep]) -> int:
+    """Return a number of what several edges of an array, or of partial results that are added, do once to reshard to a layout.
+
+    It is 0 for an array, which is resharded once in any case. Partial results share their sum, if nothing else reshards them: its
+    kind and its axes make its number. It is -1 if they share nothing.
+    """
+    if edge.kind != "result":
+        return 0
+    form = COLLECTIVE_FORMS.index(steps[0].kind) if len(steps) == 1 and steps[0].kind in COLLECTIVE_FORMS else 0
+    return len(COLLECTIVE_FORMS) * steps[0].axes + form if form else -1
 
 
 def project(dims: Sequence[int | None], layout: Layout) -> Layout:

@@ -123,8 +123,8 @@ class ExactSearch:
         self._found: dict[tuple[int, ...], Evaluated] = {}
         self._active: list[set[int]] = []
         self._rows: list[_Row] = []
-        self._shares = [np.full((len(each.bundles), each.targets), 1 / len(each.bundles)) for each in tables.shared]
-        self._layouts: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray, Grouping]] = {}
+        self._shares = [np.full((len(each.readers), each.targets), 1 / len(each.readers)) for each in tables.shared]
+        self._layouts: dict[tuple[int, int], tuple[np.ndarray, np.ndarray, np.ndarray, Grouping]] = {}
         self._least_bytes = 0.0  # proved of every layout
         self._scale = 1.0
 
@@ -251,28 +251,26 @@ class ExactSearch:
         for number, shared in enumerate(self._tables.shared):
             shares, price = self._shares[number], self._scale * shared.times
             slack = np.full(shares.shape, np.inf)
-            for position, bundle in enumerate(shared.bundles):
-                needed, seconds, targets, groups = self._layouts_of(bundle)
-                left = self._dual.messages.slack(self._tables.pair_of[bundle]).ravel()[needed] / (price * seconds)
+            for position, reader in enumerate(shared.readers):
+                needed, seconds, targets, groups = self._layouts_of(number, position)
+                left = self._dual.messages.slack(reader.pair).ravel()[needed] / (price * seconds)
                 slack[position, targets] = groups.least(left).clip(0.0)
             unused, needing = np.minimum(shares, slack), slack < _UNUSED
             count = needing.sum(axis=0)
             change = np.where(count > 0, needing * unused.sum(axis=0) / np.maximum(count, 1) - unused, 0.0)
             self._shares[number] = shares + change
-            for bundle, changes in zip(shared.bundles, change, strict=True):
+            for reader, changes in zip(shared.readers, change, strict=True):
                 if changes.any():
-                    at = self._tables.pair_of[bundle]
-                    reshard = self._tables.pairs[at].reshards[bundle]
-                    self._dual.messages.add(at, price * changes[reshard.target] * reshard.seconds)
+                    self._dual.messages.add(reader.pair, price * changes[reader.target] * reader.seconds)
 
-    def _layouts_of(self, bundle: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, Grouping]:
-        """Return where the table of a reshard has seconds, these, the different layouts there, and how to group by them."""
-        if bundle not in self._layouts:
-            reshard = self._tables.pairs[self._tables.pair_of[bundle]].reshards[bundle]
-            needed = np.flatnonzero(reshard.seconds)
-            targets, index = np.unique(reshard.target.ravel()[needed], return_inverse=True)
-            self._layouts[bundle] = needed, reshard.seconds.ravel()[needed], targets, Grouping.of(index)
-        return self._layouts[bundle]
+    def _layouts_of(self, shared: int, position: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, Grouping]:
+        """Return where the table of a reader has seconds, these, the different layouts there, and how to group by them."""
+        if (shared, position) not in self._layouts:
+            reader = self._tables.shared[shared].readers[position]
+            needed = np.flatnonzero(reader.seconds)
+            targets, index = np.unique(reader.target.ravel()[needed], return_inverse=True)
+            self._layouts[shared, position] = needed, reader.seconds.ravel()[needed], targets, Grouping.of(index)
+        return self._layouts[shared, position]
 
     def _priced(self, with_seconds: bool) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Return the costs of each class alone and of each pair, in which live bytes have prices."""
@@ -280,10 +278,8 @@ class ExactSearch:
         alone = [scale * each for each in tables.seconds]
         pairs = [scale * each.seconds for each in tables.pairs]
         for shared, shares in zip(tables.shared, self._shares, strict=True):
-            for bundle, share in zip(shared.bundles, shares, strict=True):
-                at = tables.pair_of[bundle]
-                reshard = tables.pairs[at].reshards[bundle]
-                pairs[at] = pairs[at] + scale * shared.times * share[reshard.target] * reshard.seconds
+            for reader, share in zip(shared.readers, shares, strict=True):
+                pairs[reader.pair] = pairs[reader.pair] + scale * shared.times * share[reader.target] * reader.seconds
         classes = np.zeros(len(alone))
         copies: dict[tuple[int, int], float] = defaultdict(float)
         for price, row in zip(prices, self._rows, strict=True):
@@ -522,11 +518,10 @@ class _Program:
         """Add a column for each layout into which readers reshard an array, of the seconds of the slowest reader."""
         shared = self.tables.shared[number]
         read = []
-        for position, bundle in enumerate(shared.bundles):
-            at = self.tables.pair_of[bundle]
-            first, rows, columns = self._pairs[at]
-            reshard, every = self.tables.pairs[at].reshards[bundle], np.ix_(rows, columns)
-            seconds, target = reshard.seconds[every].ravel(), reshard.target[every].ravel()
+        for position, reader in enumerate(shared.readers):
+            first, rows, columns = self._pairs[reader.pair]
+            every = np.ix_(rows, columns)
+            seconds, target = reader.seconds[every].ravel(), reader.target[every].ravel()
             needed = np.flatnonzero(seconds)
             read.append((position, first + needed, seconds[needed], target[needed]))
         for target in np.unique(np.concatenate([each[3] for each in read])).tolist():
@@ -583,7 +578,7 @@ class _Program:
             at = end
         shares: dict[int, dict[int, np.ndarray]] = defaultdict(dict)
         for (number, position, target, price), dual in zip(self._readers, readers, strict=True):
-            part = np.zeros(len(self.tables.shared[number].bundles))
+            part = np.zeros(len(self.tables.shared[number].readers))
             found = shares[number].setdefault(target, part)
             found[position] = max(0.0, -float(dual)) / price if price else 0.0
         for found_shares in shares.values():

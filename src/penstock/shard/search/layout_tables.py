@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -17,7 +17,7 @@ import numpy as np
 
 from penstock.shard.graph.decisions import Bundle, Node
 from penstock.shard.mesh.resharding import Layout, MeshLinks, union, with_axes
-from penstock.shard.search.costs import COLLECTIVE_FORMS, Assignment, CostModel, project
+from penstock.shard.search.costs import COLLECTIVE_FORMS, Assignment, CostModel, joint_number, project
 
 States = list[int]
 """The index of the layout of each class of nodes."""
@@ -30,13 +30,13 @@ class Reshard(NamedTuple):
       seconds: of the collectives of one array [rows, columns].
       form: the first of them, as an index of `COLLECTIVE_FORMS`, -1 for another kind, and -2 if there are none [rows, columns].
       fraction: the part of the array that a device holds of the resharded copy [rows, columns].
-      target: a number of the layout after the reshard [rows, columns].
+      joint: what it shares with other arrays, as a number (`costs.joint_number`) [rows, columns].
     """
 
     seconds: np.ndarray
     form: np.ndarray
     fraction: np.ndarray
-    target: np.ndarray
+    joint: np.ndarray
 
     def copied(self, form: int) -> np.ndarray:
         """Return the part of the array that a device holds of a copy that exists only in this form (`LiveRanges.form`)."""
@@ -90,17 +90,32 @@ class Grouping(NamedTuple):
         return np.minimum.reduceat(values[self.order], self.begins)
 
 
+class Reader(NamedTuple):
+    """A bundle that shares reshards.
+
+    Attributes:
+      pair: the index of its pair of classes.
+      seconds: of the reshards that it shares [rows, columns].
+      target: a number of the layout after the reshard, and of what is shared [rows, columns].
+    """
+
+    pair: int
+    seconds: np.ndarray
+    target: np.ndarray
+
+
 @dataclass(frozen=True)
 class Shared:
     """Arrays that several readers reshard: to each new layout once, for the reader for which this takes longest.
 
+    Partial results that are added are such an array, and where they come from are its readers.
+
     Attributes:
-      bundles: the bundles with the readers.
       times: the number of such arrays.
       targets: the number of new layouts.
     """
 
-    bundles: tuple[int, ...]
+    readers: tuple[Reader, ...]
     times: int
     targets: int
 
@@ -212,26 +227,31 @@ class LayoutTables:
             self.pair_of.update(dict.fromkeys(numbers, len(self.pairs)))
             self.pairs.append(pair)
         for arrays, times in self.costs.arrays.items():
-            readers = tuple(dict.fromkeys(number for number in arrays if number in self.pair_of))
-            if len(readers) == 1:
-                pair = self.pairs[self.pair_of[readers[0]]]
-                pair.seconds = pair.seconds + times * pair.reshards[readers[0]].seconds
-            elif readers:
-                self._share(readers, times)
+            counts = Counter(number for number in arrays if number in self.pair_of)
+            for number, count in counts.items():
+                pair = self.pairs[self.pair_of[number]]
+                reshard = pair.reshards[number]
+                pair.seconds = pair.seconds + times * reshard.seconds * np.where(reshard.joint < 0, count, len(counts) == 1)
+            if len(counts) > 1:
+                self._share(tuple(counts), times)
 
-    def _share(self, readers: tuple[int, ...], times: int) -> None:
+    def _share(self, bundles: tuple[int, ...], times: int) -> None:
         """Give numbers to the layouts into which the readers of an array reshard it."""
         numbers: dict[Layout, int] = {}
-        for reader in readers:
-            bundle, pair = self.costs.folded.bundles[reader], self.pairs[self.pair_of[reader]]
+        readers = []
+        kinds = len(COLLECTIVE_FORMS) << len(self.costs.links.sizes)
+        for number in bundles:
+            bundle, pair = self.costs.folded.bundles[number], self.pairs[self.pair_of[number]]
             layouts = [project(bundle.edge.target, layout) for layout in self.layouts[bundle.b]]
             of_state = np.array([numbers.setdefault(layout, len(numbers)) for layout in layouts])
             reads_rows = bundle.b == pair.a
             groups = pair.least_of_rows if reads_rows else pair.least_of_columns
             target = of_state[groups.order[groups.begins]]
-            target = np.broadcast_to(target[:, None] if reads_rows else target[None], pair.seconds.shape)
-            pair.reshards[reader] = pair.reshards[reader]._replace(target=target)
-        self.shared.append(Shared(readers, times, len(numbers)))
+            reshard = pair.reshards[number]
+            seconds = np.where(reshard.joint < 0, 0.0, reshard.seconds)
+            target = kinds * (target[:, None] if reads_rows else target) + reshard.joint.clip(0)
+            readers.append(Reader(self.pair_of[number], seconds, target))
+        self.shared.append(Shared(tuple(readers), times, kinds * len(numbers)))
 
     def _reshard(self, bundle: Bundle) -> _Table:
         """Return the reshards of a bundle for all layouts of both ends."""
@@ -251,7 +271,7 @@ class LayoutTables:
         sources, partial = before[:, :-1], before[:, -1]
         targets = after[:, : len(edge.target)]
         kinds, first, index = np.unique(links.classify(sources, partial, targets), return_index=True, return_inverse=True)
-        seconds, form = np.zeros(len(kinds)), np.full(len(kinds), -2, dtype=np.int8)
+        seconds, form, joint = np.zeros(len(kinds)), np.full(len(kinds), -2, dtype=np.int8), np.zeros(len(kinds), dtype=np.int64)
         for number, at in enumerate(first.tolist()):
             row, column = divmod(at, len(targets))
             ends = tuple(sources[row].tolist()), tuple(targets[column].tolist())
@@ -259,6 +279,7 @@ class LayoutTables:
             if steps:
                 seconds[number] = self.costs.edge_seconds(edge, steps)
                 form[number] = COLLECTIVE_FORMS.index(steps[0].kind) if steps[0].kind in COLLECTIVE_FORMS else -1
+                joint[number] = joint_number(edge, steps)
         shape = (len(sources), len(targets))
         if edge.kind == "result":
             held = np.broadcast_to(1 / self._counts[union(sources.T)], len(sources))[:, None]
@@ -267,7 +288,7 @@ class LayoutTables:
         else:
             held = np.broadcast_to(1 / self._counts[union(targets.T)], len(targets))
         index = index.reshape(shape)
-        reshard = Reshard(seconds[index], form[index], np.broadcast_to(held, shape), np.broadcast_to(np.int64(0), shape))
+        reshard = Reshard(seconds[index], form[index], np.broadcast_to(held, shape), joint[index])
         return _Table(reshard, rows, columns)
 
     def _project(
