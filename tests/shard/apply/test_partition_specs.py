@@ -134,6 +134,43 @@ def test_a_reshard_that_readers_do_not_share_is_made_again_for_each_but_the_firs
     assert [operands[op.path][0] for op, _ in readers] == [(whole, cut), (whole, whole, cut)]
 
 
+DATA, MODEL = ("data",), ("model",)
+
+
+@pytest.mark.parametrize(
+    ("summed", "wanted", "chain"),
+    [
+        (1, (0, 1), [((), ()), ((), DATA)]),
+        (3, (0, 3), [((), ()), ((), DATA + MODEL)]),
+        (3, (0, 1), [((), DATA)]),  # the sum over the other axis makes it one over both
+        (3, (0, 0), [((), ())]),
+        (1, (0, 2), [((), ()), ((), MODEL)]),
+    ],
+)
+def test_a_slice_of_a_sum_is_requested_alone_where_the_full_sum_would_be_sent(summed, wanted, chain):
+    model, costs, op, (*_, node) = two_readers()
+    assignment = costs.start()
+    assignment[node] = tuple(0 if factor in op.rule.results[0] else summed for factor in range(3))
+    assignment[model.graph.group[op.results[0]]] = wanted
+    assert list(written(model, costs, assignment).sharding_constraints.results[op.path][0]) == chain
+
+
+@pytest.mark.parametrize("order", [("data", "model"), ("model", "data")])
+def test_a_sum_over_two_axes_is_requested_in_full_only_if_its_slices_are_in_the_same_order(order):
+    w, x = (jax.ShapeDtypeStruct((64, 64), "float32") for _ in range(2))
+    traced = trace(lambda w, x: w + x.T @ x, (w, x))
+    model = build_step_model(traced, {0: (order, ())}, CPU)
+    costs = build_costs(model, MESHES[0], FAST_LINKS)
+    op, node = next(
+        (op, node) for op, node in zip(model.groups.non_elementwise, model.graph.op, strict=True) if op.primitive == "dot_general"
+    )
+    assignment = costs.start()
+    assignment[node] = tuple(0 if factor in op.rule.results[0] else 3 for factor in range(3))
+    assignment[model.graph.group[op.results[0]]] = (3, 0)
+    chain = written(model, costs, assignment).sharding_constraints.results[op.path][0]
+    assert chain == (((), ()), (order, ())) if order == ("data", "model") else chain == ((order, ()),)
+
+
 @pytest.mark.xfail(strict=True, reason="a reduce-scatter before an all-gather cuts a dimension over the axes of both")
 def test_layouts_on_the_way_divide_the_shape():
     model, costs, op, (*_, node) = two_readers()

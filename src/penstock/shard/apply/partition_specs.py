@@ -18,12 +18,13 @@ from dataclasses import dataclass, field
 from penstock.shard.apply.sharding_constraints import ShardingConstraints, Spec
 from penstock.shard.graph.axis_groups import AxisGroups, FirstUse, find_uses
 from penstock.shard.graph.decisions import Graph, ReshardKey, reshard_key
-from penstock.shard.mesh.resharding import Layout, MeshLinks, union
+from penstock.shard.mesh.resharding import Layout, MeshLinks, ReshardStep, union
 from penstock.shard.search.costs import Assignment, project
 from penstock.shard.trace.flat_program import FlatProgram, Op
 
 _MATCHING_ROUNDS = 4
 """The most rounds in which the orders of dimensions that exchange axes are matched to each other."""
+_SUMS = ("reduce-scatter", "all-reduce")
 _MOST_COMBINED = 16
 """Devices along one mesh axis up to which the TPU compiler combines a large sum with its slice: seen with 2, 8 and 16, not 32."""
 
@@ -168,18 +169,32 @@ class _Writer:
         source = self._layout_at_op(value, node, factors)
         target = project(self.groups.dims[value], self.assignment[self.graph.group[value]])
         partial = union(tuple(self.assignment[node][factor] for factor in reduced))
-        # Request the full sum, then its slice: compilers combine the two into one reduce-scatter. If only the slice is requested,
-        # the partitioner may gather the operands instead. It does not where the compiler splits the product into parts that are
-        # sent while the next ones are computed. Sums over several axes or over many devices need this split, because the
-        # compiler does not combine them with their slices.
-        steps = self.links.reshard_steps(source, target, partial, 1)
-        if [step.kind for step in steps] == ["reduce-scatter"]:
-            unreduced = self.program.values[value].bytes / self.links.shards(union(source))
-            long = self.links.shards(steps[0].axes) > _MOST_COMBINED or steps[0].axes.bit_count() > 1
-            if long and unreduced >= self.split_from:
-                return self._spec_chain([target], value, (node, factors))
-        chain = [*([source] if source != target else []), *self.links.waypoints(source, target, partial)]
+        stops = list(self.links.waypoints(source, target, partial))
+        sums = [step for step in self.links.reshard_steps(source, target, partial, 1) if step.kind in _SUMS]
+        if sums and sums[0].kind == "reduce-scatter" and not self._combines(sums, value, node, factors, reduced):
+            chain = stops[len(sums) - 1 :]
+        else:
+            chain = [*([source] if source != target else []), *stops]
         return self._spec_chain(chain, value, (node, factors))
+
+    def _combines(
+        self, sums: list[ReshardStep], value: int, node: int, factors: tuple[int | None, ...], reduced: list[int]
+    ) -> bool:
+        """Return whether compilers combine a full sum and its slice into one reduce-scatter. Then both are requested.
+
+        If only the slice is requested, the partitioner may gather the operands instead. But a full sum over several axes stays
+        one, unless its slices are along all of them, in the order in which they shard the dimension that is summed. A large one
+        also stays where the compiler splits the product into parts that are sent while the next ones are computed.
+        """
+        axes = sums[0].axes
+        if axes.bit_count() > 1 or len(sums) > 1:
+            summed = [factor for factor in reduced if self.assignment[node][factor]]
+            order = self._axes(node, summed[0], self.assignment[node][summed[0]])
+            (spec,) = self._spec_chain([sums[0].after], value, (node, factors))
+            if len(summed) > 1 or order not in [tuple(axis for axis in each if axis in order) for each in spec]:
+                return False
+        size = self.program.values[value].bytes * self.links.shards(axes) / self.links.shards(union(sums[0].after))
+        return size < self.split_from or (self.links.shards(axes) <= _MOST_COMBINED and axes.bit_count() == 1)
 
     def broadcast_uses(self, operands: dict) -> None:
         """Give broadcast operands of elementwise operations the layout of the result; add them to `operands`."""
