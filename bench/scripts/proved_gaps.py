@@ -2,9 +2,10 @@
 
     python bench/scripts/proved_gaps.py --json gaps.json
 
-Each step of the suites is planned for TPU v5e without compiling anything, on 8 devices: on the mesh 2 × 4, or with the mesh
-searched. The limits are those of `penstock bench shard`, by predicted memory: the hardware's (loose), half of what data
-parallelism needs, and 1.02 times what the smallest baseline needs (tight). Steps whose packages are missing are left out.
+Each step of the suites is planned without compiling anything, on 8 devices: on the mesh 2 × 4, or with the mesh searched. The
+limits are those of `penstock bench shard`, by predicted memory: the hardware's (loose), half of what data parallelism needs, and
+1.02 times what the smallest baseline needs (tight). The last column is the bound over the time of the fastest baseline within
+the limit: no plan can gain more. Steps whose packages are missing are left out.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from penstock.shard.mesh.compiler_models import TPU
+from penstock.shard.mesh.compiler_models import COMPILER_MODELS
 from penstock.shard.mesh.hardware import find_hardware
 from penstock.shard.mesh.shapes import candidate_shapes
 from penstock.shard.search.baselines import DATA_PARALLEL
@@ -35,7 +36,7 @@ from penstock_bench.suites.shard import steps
 SUITES = ("zoo", "outside", "keras")
 MESHES = {"2x4": {"data": 2, "model": 4}, "searched": None}
 _COLUMNS = ("steps", "mesh", "limit", "searches", "nothing fits", "gap ≤ 1 %", "median", "95 %", "worst")
-_COLUMNS += ("seconds: median", "95 %", "worst")
+_COLUMNS += ("seconds: median", "95 %", "worst", "bound over baseline: median")
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Found:
     Attributes:
       fastest, bound: seconds of the fastest layout, and of the bound. None if none was found, and if none fits.
       seconds: of the search.
+      baseline: seconds of the fastest baseline within the limit; None if none fits.
     """
 
     suite: str
@@ -54,6 +56,7 @@ class Found:
     fastest: float | None
     bound: float | None
     seconds: float
+    baseline: float | None
 
     @property
     def gap(self) -> float:
@@ -63,26 +66,29 @@ class Found:
         return max(0.0, self.fastest / self.bound - 1) if self.bound else 0.0
 
 
-def search_step(suite: str, name: str, meshes: Sequence[str]) -> Iterator[Found]:
+def search_step(suite: str, name: str, meshes: Sequence[str], chip: str) -> Iterator[Found]:
     """Yield the proof of each mesh and limit of a step."""
     model = steps.load(suite, name)
     traced = trace(model.step, (jax.eval_shape(model.init), model.batch(0)), kwargs={})
-    hardware = find_hardware("tpu-v5e")
+    hardware = find_hardware(chip)
+    compiler = COMPILER_MODELS[hardware.platform]
     for mesh in meshes:
         shape = MESHES[mesh]
         shapes, _ = candidate_shapes(shape, None if shape else 8)
-        prepared = prepare_meshes(traced, shapes, hardware, None, {}, TPU)
-        baselines = {each: plan.candidate.memory for each, plan in best_baselines(prepared, math.inf).items()}
+        prepared = prepare_meshes(traced, shapes, hardware, None, {}, compiler)
+        memory = {each: plan.candidate.memory for each, plan in best_baselines(prepared, math.inf).items()}
         limits = {"loose": float(hardware.memory)}
-        limits |= {"half": baselines[DATA_PARALLEL] / 2, "tight": 1.02 * min(baselines.values())}
+        limits |= {"half": memory[DATA_PARALLEL] / 2, "tight": 1.02 * min(memory.values())}
         for limit, size in limits.items():
             # Prepared again, because a search keeps what an earlier one has found.
-            prepared = prepare_meshes(traced, shapes, hardware, None, {}, TPU)
+            prepared = prepare_meshes(traced, shapes, hardware, None, {}, compiler)
             begun = time.perf_counter()
             proof = search_meshes(prepared, size).proof
             assert proof is not None
             took = time.perf_counter() - begun
-            yield Found(suite, name, mesh, limit, proof.fastest, proof.seconds, took)
+            baselines = (plan.candidate for plan in best_baselines(prepared, size).values())
+            baseline = min((each.seconds for each in baselines if each.memory <= size), default=None)
+            yield Found(suite, name, mesh, limit, proof.fastest, proof.seconds, took, baseline)
 
 
 def report(found: Sequence[Found]) -> Iterator[str]:
@@ -97,6 +103,8 @@ def report(found: Sequence[Found]) -> Iterator[str]:
         within = sum(gap <= GAP * (1 + 1e-9) for gap in gaps)
         cells = [str(len(each)), str(sum(one.bound is None for one in each)), str(within)]
         cells += [f"{value:.2%}" for value in _figures(gaps)] + [f"{value:.1f}" for value in _figures(took)]
+        over = [one.bound / one.baseline for one in each if one.bound and one.baseline]
+        cells.append(f"{np.median(over):.2f}" if over else "–")
         yield f"| {' | '.join([*key, *cells])} |"
     for each in sorted(found, key=lambda one: -one.gap):
         if each.gap > GAP * (1 + 1e-9):
@@ -113,6 +121,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--suite", action="append", choices=SUITES, help="may be given several times (default: all)")
     parser.add_argument("--mesh", action="append", choices=tuple(MESHES), help="may be given several times (default: all)")
+    parser.add_argument("--chip", choices=("tpu-v5e", "h100"), default="tpu-v5e", help="default: %(default)s")
     parser.add_argument("--only", action="append", metavar="STEP", help="this step; may be given several times (default: all)")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the proof of each search, after each step")
     args = parser.parse_args()
@@ -124,7 +133,7 @@ def main() -> None:
             if args.only and name not in args.only:
                 continue
             try:
-                found += search_step(suite, name, args.mesh or list(MESHES))
+                found += search_step(suite, name, args.mesh or list(MESHES), args.chip)
             except ImportError as error:
                 print(f"{suite} {name} is left out: {error}", file=sys.stderr)
             if args.json:
