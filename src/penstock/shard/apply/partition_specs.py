@@ -193,8 +193,8 @@ class _Writer:
             (spec,) = self._spec_chain([sums[0].after], value, (node, factors))
             if len(summed) > 1 or order not in [tuple(axis for axis in each if axis in order) for each in spec]:
                 return False
-        size = self.program.values[value].bytes * self.links.shards(axes) / self.links.shards(union(sums[0].after))
-        return size < self.split_from or (self.links.shards(axes) <= _MOST_COMBINED and axes.bit_count() == 1)
+        unreduced = self.program.values[value].bytes / self.links.shards(union(sums[0].after) & ~axes)
+        return unreduced < self.split_from or (self.links.shards(axes) <= _MOST_COMBINED and axes.bit_count() == 1)
 
     def broadcast_uses(self, operands: dict) -> None:
         """Give broadcast operands of elementwise operations the layout of the result; add them to `operands`."""
