@@ -2,10 +2,10 @@
 
     python bench/scripts/proved_gaps.py --json gaps.json
 
-Each step of the suites is planned without compiling anything, on 8 devices: on the mesh 2 × 4, or with the mesh searched. The
-limits are those of `penstock bench shard`, by predicted memory: the hardware's (loose), half of what data parallelism needs, and
-1.02 times what the smallest baseline needs (tight). The last column is the bound over the time of the fastest baseline within
-the limit: no plan can gain more. Steps whose packages are missing are left out.
+Each step of the suites is planned on 8 devices without compiling anything: on the mesh 2 × 4, or with the mesh searched.
+`penstock bench shard` has the same three limits; here, predicted memory sets them: the memory of the hardware (loose), half of
+what data parallelism needs (half), and 1.02 times what the smallest baseline needs (tight). The last column divides the bound by
+the time of the fastest baseline within the limit, so that no plan can gain more. Steps whose packages are missing are left out.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ def test_seconds_are_those_of_computing_and_of_collectives(given_problem):
         steps = costs.reshard_steps(edge, assignment)
         layout = tuple(0 if dim is None else assignment[edge.b][dim] for dim in edge.target)
         reader = edge.b if edge.kind in ("operand", "shared_reshard") else None
-        key = (edge.value, edge.count, reader, layout)
+        key = (edge.value, edge.count, edge.kind == "result", reader, layout)
         if edge.summed_as is not None:
             is_sum = [step.kind in ("all-reduce", "reduce-scatter") for step in steps] == [True]
             key = (edge.summed_as, edge.count, layout, *((steps[0].kind, steps[0].axes) if is_sum else (index,)))

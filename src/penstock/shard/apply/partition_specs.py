@@ -19,12 +19,11 @@ from penstock.shard.apply.sharding_constraints import ShardingConstraints, Spec
 from penstock.shard.graph.axis_groups import AxisGroups, FirstUse, find_uses
 from penstock.shard.graph.decisions import Graph, ReshardKey, reshard_key
 from penstock.shard.mesh.resharding import Layout, MeshLinks, ReshardStep, union
-from penstock.shard.search.costs import Assignment, project
+from penstock.shard.search.costs import COLLECTIVE_FORMS, Assignment, project
 from penstock.shard.trace.flat_program import FlatProgram, Op
 
 _MATCHING_ROUNDS = 4
 """The most rounds in which the orders of dimensions that exchange axes are matched to each other."""
-_SUMS = ("reduce-scatter", "all-reduce")
 _MOST_COMBINED = 16
 """Devices along one mesh axis up to which the TPU compiler combines a large sum with its slice: seen with 2, 8 and 16, not 32."""
 
@@ -170,7 +169,7 @@ class _Writer:
         target = project(self.groups.dims[value], self.assignment[self.graph.group[value]])
         partial = union(tuple(self.assignment[node][factor] for factor in reduced))
         stops = list(self.links.waypoints(source, target, partial))
-        sums = [step for step in self.links.reshard_steps(source, target, partial, 1) if step.kind in _SUMS]
+        sums = [step for step in self.links.reshard_steps(source, target, partial, 1) if step.kind in COLLECTIVE_FORMS]
         if sums and sums[0].kind == "reduce-scatter" and not self._combines(sums, value, node, factors, reduced):
             chain = stops[len(sums) - 1 :]
         else:

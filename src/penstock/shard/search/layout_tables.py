@@ -111,6 +111,7 @@ class Shared:
     Partial results that are added are such an array, and where they come from are its readers.
 
     Attributes:
+      readers: the bundles, with what they share.
       times: the number of such arrays.
       targets: the number of new layouts.
     """
@@ -239,7 +240,7 @@ class LayoutTables:
         """Give numbers to the layouts into which the readers of an array reshard it."""
         numbers: dict[Layout, int] = {}
         readers = []
-        kinds = len(COLLECTIVE_FORMS) << len(self.costs.links.sizes)
+        kinds = 1
         for number in bundles:
             bundle, pair = self.costs.folded.bundles[number], self.pairs[self.pair_of[number]]
             layouts = [project(bundle.edge.target, layout) for layout in self.layouts[bundle.b]]
@@ -247,9 +248,12 @@ class LayoutTables:
             reads_rows = bundle.b == pair.a
             groups = pair.least_of_rows if reads_rows else pair.least_of_columns
             target = of_state[groups.order[groups.begins]]
-            reshard = pair.reshards[number]
-            seconds = np.where(reshard.joint < 0, 0.0, reshard.seconds)
-            target = kinds * (target[:, None] if reads_rows else target) + reshard.joint.clip(0)
+            target = np.broadcast_to(target[:, None] if reads_rows else target[None], pair.seconds.shape)
+            seconds = pair.reshards[number].seconds
+            if bundle.edge.kind == "result":  # so are all others
+                joint = pair.reshards[number].joint
+                kinds = len(COLLECTIVE_FORMS) << len(self.costs.links.sizes)
+                seconds, target = np.where(joint < 0, 0.0, seconds), kinds * target + joint.clip(0)
             readers.append(Reader(self.pair_of[number], seconds, target))
         self.shared.append(Shared(tuple(readers), times, kinds * len(numbers)))
 
@@ -271,7 +275,8 @@ class LayoutTables:
         sources, partial = before[:, :-1], before[:, -1]
         targets = after[:, : len(edge.target)]
         kinds, first, index = np.unique(links.classify(sources, partial, targets), return_index=True, return_inverse=True)
-        seconds, form, joint = np.zeros(len(kinds)), np.full(len(kinds), -2, dtype=np.int8), np.zeros(len(kinds), dtype=np.int64)
+        seconds, form = np.zeros(len(kinds)), np.full(len(kinds), -2, dtype=np.int8)
+        joint = np.zeros(len(kinds), dtype=np.int16)
         for number, at in enumerate(first.tolist()):
             row, column = divmod(at, len(targets))
             ends = tuple(sources[row].tolist()), tuple(targets[column].tolist())
