@@ -5,11 +5,9 @@ import jax.numpy as jnp
 import pytest
 from tests.shard.steps import STEPS
 
-from penstock.shard.apply.partition_specs import axis_orders
 from penstock.shard.graph.decisions import Graph, fold_layers
 from penstock.shard.graph.step_model import build_step_model
 from penstock.shard.mesh.compiler_models import CPU
-from penstock.shard.mesh.resharding import MeshLinks
 from penstock.shard.trace.step import trace
 
 
@@ -61,17 +59,3 @@ def test_only_nodes_of_the_same_kind_and_work_share_a_decision(make):
 def test_an_empty_graph_folds():
     folded = fold_layers(Graph((), (), {}, {}, {}, ()))
     assert len(folded.of_node) == len(folded.first) == len(folded.bundles) == 0
-
-
-def test_an_axis_that_stays_is_major_over_one_that_is_gathered():
-    """A weight is stored over both axes and used over one. That one must be major, else a gather over the other moves all."""
-    made = graph(lambda w, x: x @ w, jax.ShapeDtypeStruct((16, 16), jnp.float32), jax.ShapeDtypeStruct((8, 16), jnp.float32))
-    links = MeshLinks(("a", "b"), (2, 4), 1.0, 0.0)
-    (use,) = (edge for edge in made.edges if edge.kind == "use" and made.nodes[edge.a].sizes == (16, 16))
-    for stays in (0b01, 0b10):
-        assignment = [(0,) * len(node.sizes) for node in made.nodes]
-        assignment[use.a] = (0b11, 0)
-        assignment[use.b] = tuple(stays if slot == use.target[0] else 0 for slot in range(len(made.nodes[use.b].sizes)))
-        orders = axis_orders(made, links, assignment)
-        assert 1 << orders[use.a, 0][0] == stays
-        assert orders[use.a, 0] == orders[use.b, use.target[0]]

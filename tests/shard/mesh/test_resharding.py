@@ -6,13 +6,16 @@ import math
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from penstock.shard.mesh.resharding import MeshLinks, union
+from penstock.shard.mesh.shapes import concrete_mesh
 
 
-def links_of(*sizes, latency=0.0):
+def links_of(*sizes, latency=0.0, last_is_major=False):
     names = ("a", "b", "c")[: len(sizes)]
-    return MeshLinks(names, sizes, 100.0, latency)
+    return MeshLinks(names, sizes, 100.0, latency, last_is_major=last_is_major)
 
 
 def layouts(links, rank):
@@ -25,7 +28,8 @@ def layouts(links, rank):
 @st.composite
 def reshards(draw):
     """Draw mesh links, a source and a target layout, and axes over which the array is still to be summed."""
-    links = links_of(*draw(st.lists(st.integers(1, 5), min_size=1, max_size=3)))
+    sizes = draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
+    links = links_of(*sizes, last_is_major=draw(st.booleans()))
     rank = draw(st.integers(1, 4))
     source, target = draw(layouts(links, rank)), draw(layouts(links, rank))
     partial = draw(st.integers(0, 2 ** len(links.sizes) - 1)) & ~union(source)
@@ -61,8 +65,8 @@ def test_collectives_run_over_axes_of_several_devices_and_send_what_a_ring_sends
     for step in links.reshard_steps(source, target, partial, GLOBAL_BYTES):
         n = links.shards(step.axes)
         assert n > 1
-        turns = 2 if step.kind == "all-reduce" else 1
-        assert step.bytes_on_wire == pytest.approx(turns * step.bytes * (n - 1) / n)
+        turns = {"all-reduce": 2 * (n - 1) / n, "collective-permute": 1}.get(step.kind, (n - 1) / n)
+        assert step.bytes_on_wire == pytest.approx(turns * step.bytes)
 
 
 @given(reshards())
@@ -75,7 +79,7 @@ def test_each_collective_starts_from_the_bytes_that_the_one_before_it_left(resha
         if step.kind in ("reduce-scatter", "all-reduce"):
             assert step.bytes == pytest.approx(local)
             local /= n if step.kind == "reduce-scatter" else 1
-        elif step.kind == "all-to-all":
+        elif step.kind in ("all-to-all", "collective-permute"):
             local = GLOBAL_BYTES / links.shards(held | (union(target) & ~held))
             assert step.bytes == pytest.approx(local)
         else:
@@ -97,7 +101,7 @@ def test_each_partial_axis_is_summed_once(reshard):
 @given(reshards())
 def test_slicing_a_replicated_dimension_sends_nothing(reshard):
     links, source, target, _ = reshard
-    assume(all(one & other == one for one, other in zip(source, target, strict=True)))
+    assume(all(one in (0, other) for one, other in zip(source, target, strict=True)))
     assert links.reshard_steps(source, target, 0, GLOBAL_BYTES) == ()
 
 
@@ -107,6 +111,22 @@ def test_shards_are_the_product_of_the_axis_sizes(reshard):
     bits = [bit for bit in range(len(links.sizes)) if union(source) >> bit & 1]
     assert links.shards(union(source)) == math.prod(links.sizes[bit] for bit in bits)
     assert links.bits(links.axes(union(source))) == union(source)
+
+
+@given(st.integers(0, 7), st.integers(0, 7), st.booleans(), st.sampled_from([(2, 2, 2), (2, 4, 1), (1, 4, 2), (1, 8, 1)]))
+def test_an_array_is_permuted_unless_blocks_are_parts_of_blocks(before, after, last_is_major, sizes):
+    links = links_of(*sizes, last_is_major=last_is_major)
+    mesh = concrete_mesh(dict(zip(links.names, sizes, strict=True)))
+
+    def rows(mask):
+        axes = links.axes(mask)
+        sharding = NamedSharding(mesh, P(axes[::-1] if last_is_major else axes))
+        return [set(range(*index[0].indices(64))) for index in sharding.devices_indices_map((64,)).values()]
+
+    pairs = list(zip(rows(before), rows(after), strict=True))
+    nested = all(one <= other for one, other in pairs) or all(one >= other for one, other in pairs)
+    kinds = [step.kind for step in links.reshard_steps((before,), (after,), 0, 800)]
+    assert ("collective-permute" in kinds) == (not nested)
 
 
 @pytest.mark.parametrize(

@@ -217,7 +217,8 @@ def random_problem(seed: int, mesh: dict[str, int], nodes: int = 4) -> CostModel
     )
     near, far = sorted(10 ** rng.uniform(9.5, 11.5, 2), reverse=True)
     latency, domain = rng.choice([0, 1e-5]), int(rng.choice([0, list(mesh.values())[-1]]))
-    links = MeshLinks(tuple(mesh), tuple(mesh.values()), near, latency, domain, far, 2 * latency)
+    turned = bool(rng.integers(2))
+    links = MeshLinks(tuple(mesh), tuple(mesh.values()), near, latency, domain, far, 2 * latency, last_is_major=turned)
     return CostModel(graph, fold_layers(graph), links, SLOW_LINKS, live, stored, CPU)
 
 
@@ -273,7 +274,7 @@ def anything(costs, rng):
 
 def solve(costs: CostModel, limit: float = float("inf"), baselines: Sequence[Assignment] = ()) -> tuple[Candidate, Bound]:
     """Return the plan that is found within a limit, and what is proved of all."""
-    search = MeshSearch(costs, baselines)
+    search = MeshSearch([costs], baselines)
     bound = search.bound(limit)
     found = list(search.found.values())
     return found[choose(found, limit)], bound

@@ -55,11 +55,25 @@ def every_cost(every):
 
 def assert_near_the_best(costs, limit, least, search=None):
     """Assert that the bound is at most the least time, and the fastest plan that was found nearly at it."""
-    search = search or MeshSearch(costs, [])
+    search = search or MeshSearch([costs], [])
     bound = search.bound(limit)
     assert bound.memory <= search.least() * (1 + 1e-6)
     assert bound.seconds <= least * (1 + 1e-6) + 1e-15
     assert fastest(search, limit) <= least * (1 + GAP) * (1 + 1e-6) + 1e-15
+
+
+@settings(max_examples=20)
+@given(seeds, st.sampled_from(MESHES))
+def test_one_of_the_orders_of_mesh_axes_is_searched(seed, mesh):
+    costs = random_problem(seed, mesh, 3)
+    orders = [costs.in_order(last_is_major) for last_is_major in (False, True)]
+    least = [Exhaustive(each).cheapest().least for each in orders]
+    search = MeshSearch(orders, [])
+    bound = search.bound(FREE)
+    best = min(search.found.values(), key=lambda each: each.seconds)
+    assert best.seconds == pytest.approx(orders[best.last_is_major].seconds(best.assignment))
+    assert min(least) * (1 - 1e-6) <= best.seconds <= max(least) * (1 + GAP)
+    assert bound.seconds <= max(least) * (1 + 1e-6)
 
 
 @settings(max_examples=8)
@@ -108,7 +122,7 @@ def test_within_a_limit_the_bound_is_never_above_the_best_nor_the_plan_far_from_
     every = Exhaustive(costs)
     if every.count > MOST:
         return
-    (seconds, memory), search = every_cost(every), MeshSearch(costs, [])
+    (seconds, memory), search = every_cost(every), MeshSearch([costs], [])
     for each in (other, part):
         limit = float(memory.min() + each * (memory.max() - memory.min())) * (1 + 1e-5)
         assert_near_the_best(costs, limit, seconds[memory <= limit].min(initial=FREE), search)
@@ -173,7 +187,7 @@ def test_what_is_returned_is_the_cost_of_the_plan(seed, mesh):
 @pytest.mark.parametrize("name", ["one_layer", "forward", "embedding", "residual", "elementwise"])
 def test_the_plan_of_a_small_step_is_proved(name):
     costs = build_costs(model_of(steps(MESHES[1])[name]), MESHES[1], FAST_LINKS)
-    search = MeshSearch(costs, [])
+    search = MeshSearch([costs], [])
     assert fastest(search, FREE) == FREE
     bound = search.bound(FREE)
     assert fastest(search, FREE) <= bound.seconds * (1 + GAP)
@@ -187,7 +201,7 @@ def test_the_plan_of_a_tpu_with_vector_memory_is_proved_within_a_limit(name, vec
     layouts = list(find_baselines(costs, model, [*["parameters"] * (len(model.inputs) - 1), "batch"]).values())
     memory = [costs.memory(each)[0] for each in layouts]
     limit = 0.98 * min(memory) + 0.02 * max(memory)
-    search = MeshSearch(costs, layouts)
+    search = MeshSearch([costs], layouts)
     assert fastest(search, limit) == FREE
     bound = search.bound(limit)
     assert bound.seconds <= fastest(search, limit) <= bound.seconds * (1 + GAP)
@@ -195,7 +209,7 @@ def test_the_plan_of_a_tpu_with_vector_memory_is_proved_within_a_limit(name, vec
 
 def test_a_search_that_may_do_no_work_has_a_bound():
     costs = build_costs(model_of(steps(MESHES[1])["two_layers"]), MESHES[1], FAST_LINKS)
-    search = MeshSearch(costs, [])
+    search = MeshSearch([costs], [])
     bound = search.bound(FREE, work=0.0)
     assert 0 < bound.seconds <= fastest(search, FREE)
 

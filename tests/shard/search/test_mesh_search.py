@@ -84,6 +84,27 @@ def test_each_mesh_has_the_batch_and_the_baselines_and_the_same_model():
         assert list(each.baselines)[:2] == ["data parallel", "FSDP"]
 
 
+@pytest.mark.parametrize(("kept", "last_is_major"), [(0b01, False), (0b10, True)])
+def test_the_axis_that_stays_while_the_other_is_gathered_is_the_major_one(kept, last_is_major):
+    x = jax.ShapeDtypeStruct((64, 64), "float32")
+    step = trace(lambda x: jnp.sort(x, axis=0), (x,))
+    (mesh,) = prepare_meshes(step, [{"data": 2, "model": 4}], FAST_LINKS, None, {}, CPU)
+    (stored,), (sort,), (read, made) = (
+        [at for at, node in enumerate(mesh.model.graph.nodes) if node.kind == kind] for kind in ("leaf", "op", "group")
+    )
+    layouts = {stored: mesh.costs.pinned[stored], read: (0, 0b11), sort: (kept,), made: (0, kept)}
+    found = mesh.search.evaluate_assignment([layouts[at] for at in range(4)])
+    assert found.last_is_major == last_is_major
+    assert mesh.plan(found).prepared.costs.seconds(found.assignment) == pytest.approx(found.seconds)
+
+
+def test_the_order_of_axes_in_a_constraint_is_that_of_the_plan():
+    axes = ("model", "data")
+    meshes = prepared(constraints={"params/0": P(axes)}, shapes=SHAPES[1:2])
+    found = search_meshes(meshes, float("inf"))
+    assert found.prepared.costs.links.last_is_major
+
+
 def test_a_step_without_operations_has_a_plan():
     meshes = prepare_meshes(trace(lambda x: x, (jax.ShapeDtypeStruct((8,), "float32"),)), SHAPES, FAST_LINKS, None, {}, CPU)
     assert search_meshes(meshes, 1e9).candidate.seconds == 0

@@ -1,10 +1,6 @@
 """Write an assignment as partition specs of the inputs and outputs, and of the operands and results inside of the step.
 
-An operand or a result inside of the step has a chain of specs, which `sharding_constraints.py` inserts. In a dimension that
-several mesh axes shard, the specs need an order. A dimension sharded over (a, b) is split into blocks over a, and each block over
-b. An all-gather over b moves data only within the blocks of a; an all-gather over a alone moves all data. So if one axis is added
-or removed, the other has to come first. All dimensions that edges connect use the same order. An all-to-all that moves several
-axes from one dimension to another needs the same order in both: otherwise the array is permuted once more.
+An operand or a result inside of the step has a chain of specs, which `sharding_constraints.py` inserts.
 """
 
 from __future__ import annotations
@@ -22,13 +18,8 @@ from penstock.shard.mesh.resharding import Layout, MeshLinks, ReshardStep, union
 from penstock.shard.search.costs import COLLECTIVE_FORMS, Assignment, project
 from penstock.shard.trace.flat_program import FlatProgram, Op
 
-_MATCHING_ROUNDS = 4
-"""The most rounds in which the orders of dimensions that exchange axes are matched to each other."""
 _MOST_COMBINED = 16
 """Devices along one mesh axis up to which the TPU compiler combines a large sum with its slice: seen with 2, 8 and 16, not 32."""
-
-Order = dict[tuple[int, int], tuple[int, ...]]
-"""(node, dimension) → indices of the mesh axes, major first."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +57,7 @@ def write_layouts(
       state: index of each output that replaces an input → index of that input.
       split_from: the bytes from which the compiler splits a product that is summed and scattered (`CompilerModel.split_from`).
     """
-    return _Writer(program, groups, graph, links, assignment, split_from, axis_orders(graph, links, assignment)).write(state)
+    return _Writer(program, groups, graph, links, assignment, split_from).write(state)
 
 
 @dataclass(frozen=True)
@@ -79,7 +70,6 @@ class _Writer:
     links: MeshLinks
     assignment: Assignment
     split_from: float
-    orders: Order
     first_reader: dict[tuple[ReshardKey, Spec], int] = field(default_factory=dict)
     """(array, layout) → the first operation that reads it in this layout, and for which alone it is resharded."""
 
@@ -182,16 +172,13 @@ class _Writer:
         """Return whether compilers combine a full sum and its slice into one reduce-scatter. Then both are requested.
 
         If only the slice is requested, the partitioner may gather the operands instead. But a full sum over several axes stays
-        one, unless its slices are along all of them, in the order in which they shard the dimension that is summed. A large one
-        also stays where the compiler splits the product into parts that are sent while the next ones are computed.
+        one, unless its slices are along all of them, and they shard one dimension that is summed. A large one also stays where
+        the compiler splits the product into parts that are sent while the next ones are computed.
         """
         axes = sums[0].axes
-        if axes.bit_count() > 1 or len(sums) > 1:
-            summed = [factor for factor in reduced if self.assignment[node][factor]]
-            order = self._axes(node, summed[0], self.assignment[node][summed[0]])
-            (spec,) = self._spec_chain([sums[0].after], value, (node, factors))
-            if len(summed) > 1 or order not in [tuple(axis for axis in each if axis in order) for each in spec]:
-                return False
+        summed = [factor for factor in reduced if self.assignment[node][factor]]
+        if len(sums) > 1 or (axes.bit_count() > 1 and len(summed) > 1):
+            return False
         unreduced = self.program.values[value].bytes / self.links.shards(union(sums[0].after) & ~axes)
         return unreduced < self.split_from or (self.links.shards(axes) <= _MOST_COMBINED and axes.bit_count() == 1)
 
@@ -230,99 +217,10 @@ class _Writer:
         return tuple(dict.fromkeys(specs))
 
     def _axes(self, node: int, dim: int | None, mask: int) -> tuple[str, ...]:
-        """Return the names of mesh axes, given as bits, in the order of a dimension of a node."""
-        default = range(len(self.links.sizes))
-        order = default if dim is None else self.orders.get((node, dim), default)
-        return tuple(self.links.names[axis] for axis in order if mask >> axis & 1)
-
-
-# The order of mesh axes in each dimension that several of them shard.
-
-
-def axis_orders(graph: Graph, links: MeshLinks, assignment: Assignment) -> Order:
-    """Find the order of mesh axes in each dimension, so that the fewest bytes are moved only because of the order.
-
-    The user's order is kept where constraints give one.
-    """
-    dimension = graph.components
-    orders = list(itertools.permutations(range(len(links.sizes))))
-    wasted: dict[int, dict[tuple[int, ...], float]] = {}
-    exchanged = []
-    for edge in graph.edges:
-        size = edge.bytes * edge.count
-        for (at, a), (to, b) in itertools.product(enumerate(edge.source), enumerate(edge.target)):
-            if a is None or b is None:
-                continue
-            before, after, one, other = assignment[edge.a][a], assignment[edge.b][b], dimension[edge.a, a], dimension[edge.b, b]
-            if at == to and before and after and before != after:
-                costs = wasted.setdefault(one, dict.fromkeys(orders, 0.0))
-                for order in orders:
-                    if not _nested(order, before, after):
-                        costs[order] += size
-            moved = before & after
-            if at != to and one != other and moved.bit_count() > 1:
-                exchanged.append((one, other, moved, size))
-    # Among equally good orders, one for all dimensions: a sum over several axes can only be scattered in its own order of axes.
-    preferred = min(orders, key=lambda order: sum(costs[order] for costs in wasted.values()))
-    orders = [preferred, *(order for order in orders if order != preferred)]
-    fixed_orders = _fixed_orders(graph, links)
-    for dim, given in fixed_orders.items():
-        # The user's order also holds for all connected dimensions that have no constraint of their own.
-        costs = wasted.setdefault(dimension[dim], dict.fromkeys(orders, 0.0))
-        for order in orders:
-            if [axis for axis in order if axis in given] != list(given):
-                costs[order] += float("inf")
-    chosen = _match_orders(wasted, exchanged, orders)
-    return {dim: chosen.get(number, orders[0]) for dim, number in dimension.items()} | fixed_orders
-
-
-def _match_orders(
-    wasted: dict[int, dict[tuple[int, ...], float]], exchanged: list[tuple[int, int, int, float]], orders: list[tuple[int, ...]]
-) -> dict[int, tuple[int, ...]]:
-    """Choose the best order of each set of connected dimensions, given the orders of the others, until nothing changes.
-
-    Args:
-      wasted: bytes that are moved only because of an order, for each set of connected dimensions and each order.
-      exchanged: (one set, another set, bits of the axes that an all-to-all moves between them, bytes).
-    """
-    partners: dict[int, list[tuple[int, int, float]]] = {}
-    for one, other, moved, size in exchanged:
-        partners.setdefault(one, []).append((other, moved, size))
-        partners.setdefault(other, []).append((one, moved, size))
-    free = dict.fromkeys(orders, 0.0)
-    chosen = {root: min(orders, key=wasted.get(root, free).__getitem__) for root in {**wasted, **partners}}
-
-    def cost(root: int, order: tuple[int, ...]) -> float:
-        return wasted.get(root, free)[order] + sum(
-            size for other, moved, size in partners.get(root, ()) if _in_order(order, moved) != _in_order(chosen[other], moved)
-        )
-
-    for _ in range(_MATCHING_ROUNDS):
-        before = dict(chosen)
-        for root in chosen:
-            chosen[root] = min(orders, key=lambda order: (cost(root, order), order != chosen[root]))
-        if chosen == before:
-            break
-    return chosen
-
-
-def _fixed_orders(graph: Graph, links: MeshLinks) -> Order:
-    """Return the orders of the dimensions for which the user's constraints name several axes."""
-    return {
-        (number, dim): tuple(links.names.index(axis) for axis in entry)
-        for number, node in enumerate(graph.nodes)
-        for dim, entry in enumerate(node.fixed or ())
-        if entry and len(entry) > 1
-    }
-
-
-def _nested(order: tuple[int, ...], before: int, after: int) -> bool:
-    """Return whether one set of axes, in this order, is a prefix of the other."""
-    first, second = _in_order(order, before), _in_order(order, after)
-    shorter = min(len(first), len(second))
-    return first[:shorter] == second[:shorter]
-
-
-def _in_order(order: tuple[int, ...], axes: int) -> list[int]:
-    """Return the indices of a set of axes, given as bits, in an order."""
-    return [axis for axis in order if axes >> axis & 1]
+        """Return the names of mesh axes, given as bits, in the order in which they shard a dimension of a node."""
+        fixed = self.graph.nodes[node].fixed
+        given = fixed[dim] if fixed is not None and dim is not None else None
+        if given and self.links.bits(given) == mask:
+            return given  # the user's order
+        axes = self.links.axes(mask)
+        return axes[::-1] if self.links.last_is_major else axes

@@ -3,6 +3,10 @@
 A set of mesh axes is a bitmask, in which bit 0 is the first axis of the mesh. A *layout* is a tuple with one bitmask per
 dimension: the mesh axes that shard it. No axis shards two dimensions. Bytes are counted for ring collectives (Thakur,
 Rabenseifner, Gropp 2005), and seconds by the α–β model (Hockney 1994).
+
+Several axes shard a dimension in an order: over (a, b), it is split into blocks over a, and each block over b. An all-gather over
+b moves data only within the blocks of a. An all-gather over a alone would join blocks that are not next to each other, so that
+the array is permuted before. All dimensions have the axes in one order.
 """
 
 from __future__ import annotations
@@ -26,10 +30,10 @@ class ReshardStep:
     """A collective that is part of resharding an array.
 
     Attributes:
-      kind: "all-reduce", "reduce-scatter", "all-gather" or "all-to-all".
+      kind: "all-reduce", "reduce-scatter", "all-gather", "all-to-all" or "collective-permute".
       axes: the mesh axes that it runs over.
       bytes: bytes of the larger of its operand and its result, on one device: gathered bytes of an all-gather, unreduced bytes
-        of a reduce-scatter or an all-reduce, local bytes of an all-to-all.
+        of a reduce-scatter or an all-reduce, local bytes of an all-to-all or a permute.
       bytes_on_wire: bytes that one device sends if the collective runs as a ring.
       after: the layout of the array after it.
     """
@@ -53,6 +57,7 @@ class MeshLinks:
       network_bandwidth, network_latency: the same figures between devices of different domains.
       scatters, scatters_over_network: where the compiler scatters a sum, as in `CompilerModel`.
       reduce_scatters: whether a reduce-scatter takes half the time of an all-reduce (`Hardware.reduce_scatters`).
+      last_is_major: whether axes shard a dimension in the order from the last axis of the mesh to the first.
     """
 
     names: tuple[str, ...]
@@ -65,9 +70,10 @@ class MeshLinks:
     scatters: float = math.inf
     scatters_over_network: bool = True
     reduce_scatters: bool = True
-    _steps: dict = field(default_factory=dict, repr=False)
-    _shards: dict = field(default_factory=dict, repr=False)
-    _speeds: dict = field(default_factory=dict, repr=False)
+    last_is_major: bool = False
+    _steps: dict = field(default_factory=dict, repr=False, init=False)
+    _shards: dict = field(default_factory=dict, repr=False, init=False)
+    _speeds: dict = field(default_factory=dict, repr=False, init=False)
 
     @classmethod
     def of(cls, mesh: Mapping[str, int], hardware: Hardware, compiler: CompilerModel | None = None) -> MeshLinks:
@@ -144,13 +150,33 @@ class MeshLinks:
         most = 1 << len(self.sizes)
         scatterable = np.array([self.scatterable(axes) for axes in range(most)])
         before, after = [each[:, None] for each in sources.T], [each[None] for each in targets.T]
-        have, want, scattered, reduced, _, exchanged, _ = _find_masks(
+        have, want, scattered, reduced, _, exchanged, gathered = _find_masks(
             before, after, partial[:, None], lambda axes: scatterable[axes]
         )
+        permuted = self._find_permuted(before, after, gathered)
         number = np.zeros((len(sources), len(targets)), dtype=np.int64)
-        for mask in (have, want, scattered, reduced, exchanged):
+        for mask in (have, want, scattered, reduced, exchanged, permuted):
             number = number * most + mask
         return number
+
+    def _find_permuted(self, source: Sequence[Any], target: Sequence[Any], gathered: Any = 0) -> Any:
+        """Return the mesh axes of dimensions whose blocks before a reshard are neither parts of the blocks after it, nor reverse.
+
+        The axes on one side have to be the major ones of the axes on the other. Masks may be integers or arrays of them.
+
+        Args:
+          gathered: the axes that are gathered at the end of the reshard, and stay until then.
+        """
+        permuted: Any = 0
+        between = [after | before & gathered for before, after in zip(source, target, strict=True)]
+        for before, after in (*zip(source, between, strict=True), *zip(between, target, strict=True)):
+            one, other = before & self._several, after & self._several
+            both, more = one & other, one ^ other
+            # The lowest bit of a mask is its first axis.
+            is_major = more < (both & -both) if self.last_is_major else both < (more & -more)
+            nested = ((both == one) | (both == other)) & ((both == 0) | (more == 0) | is_major)
+            permuted = permuted | (one | other) * (1 - nested)
+        return permuted
 
     def scatterable(self, axes: int) -> int:
         """Return the axes over which the compiler scatters a sum, of those over which it could be scattered."""
@@ -160,8 +186,13 @@ class MeshLinks:
     @functools.cached_property
     def _scatterable(self) -> int:
         """Return the axes over which the compiler scatters a sum, whatever their size."""
-        several = (bit for bit, size in enumerate(self.sizes) if size > 1)
-        return sum(1 << bit for bit in several if self.scatters_over_network or self.inside(1 << bit) == self.sizes[bit])
+        axes = (1 << bit for bit in range(len(self.sizes)) if self._several >> bit & 1)
+        return sum(axis for axis in axes if self.scatters_over_network or self.inside(axis) == self.shards(axis))
+
+    @functools.cached_property
+    def _several(self) -> int:
+        """Return the axes that have several devices."""
+        return sum(1 << bit for bit, size in enumerate(self.sizes) if size > 1)
 
     def seconds(self, step: ReshardStep) -> float:
         """Return the seconds of a collective by the α–β model: bytes on wire / bandwidth + latency.
@@ -210,7 +241,7 @@ class MeshLinks:
         """Return the collectives of a reshard, including those over axes of one device.
 
         The order keeps the bytes low: sum first (scattering where the target is sharded), then slice locally, which sends
-        nothing, then exchange between dimensions, and gather last.
+        nothing, then permute, exchange between dimensions, and gather last.
         """
         steps = []
         masks = _find_masks(source, target, partial, self.scatterable)
@@ -227,6 +258,9 @@ class MeshLinks:
             steps.append(ReshardStep("all-reduce", reduced, local_bytes, 2 * local_bytes * (n - 1) / n, tuple(layout)))
         local_bytes /= self.shards(sliced)
         layout = [mask | wanted & sliced for mask, wanted in zip(layout, target, strict=True)]
+        permuted = self._find_permuted(source, target, gathered)
+        if permuted:
+            steps.append(ReshardStep("collective-permute", permuted, local_bytes, local_bytes, tuple(layout)))
         if exchanged:
             n = self.shards(exchanged)
             layout = [mask & ~exchanged | wanted & exchanged for mask, wanted in zip(layout, target, strict=True)]

@@ -12,7 +12,7 @@ import functools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -120,6 +120,10 @@ class CostModel:
     def fold(self, assignment: Assignment) -> Assignment:
         """Return an assignment in which each class of nodes has the layout of its first node."""
         return [assignment[self.first_of[number]] for number in self.class_of]
+
+    def in_order(self, last_is_major: bool) -> CostModel:
+        """Return the same costs for an order of the mesh axes that shard a dimension (`MeshLinks.last_is_major`)."""
+        return replace(self, links=replace(self.links, last_is_major=last_is_major))
 
     def start(self) -> Assignment:
         """Return the assignment that shards nothing except the dimensions that the user fixed, and the stored batch."""

@@ -114,6 +114,9 @@ class ExactSearch:
 
     Args:
       evaluate: returns the predicted cost of states.
+
+    Attributes:
+      work_left: table entries that the last search might still have read (`run`).
     """
 
     def __init__(self, tables: LayoutTables, evaluate: Callable[[States], Evaluated]):
@@ -126,7 +129,12 @@ class ExactSearch:
         self._shares = [np.full((len(each.readers), each.targets), 1 / len(each.readers)) for each in tables.shared]
         self._layouts: dict[tuple[int, int], tuple[np.ndarray, np.ndarray, np.ndarray, Grouping]] = {}
         self._least_bytes = 0.0  # proved of every layout
-        self._scale = 1.0
+        self._scale, self.work_left = 1.0, WORK
+
+    @property
+    def is_limited(self) -> bool:
+        """Return whether a solution had too much memory."""
+        return bool(self._rows)
 
     def run(
         self, starts: Sequence[States], limit: float, to_beat: float = math.inf, work: float = WORK, rounds: int = ROUNDS
@@ -141,7 +149,7 @@ class ExactSearch:
             step have to find the same plan, so that there is no limit of time.
           rounds: the most rounds.
         """
-        self._limit, self._work_left = max(1.0, min(limit, 1e18)), work
+        self._limit, self.work_left = max(1.0, min(limit, 1e18)), work
         self._known: Any = None
         self._relaxed, self._near = (True, math.inf), _NEAR_STATES
         self._support: list[np.ndarray] | None = None
@@ -159,7 +167,7 @@ class ExactSearch:
             excess = self._excess(value, with_seconds, to_beat)
             # A smaller plan that does not fit either is worth half of the work.
             least, made = (work / 2, 1) if math.isinf(bound.seconds) else (0.0, LEAST_ROUNDS)
-            spent = self._work_left < least and number >= made
+            spent = self.work_left < least and number >= made
             if self._is_proved(bound, to_beat) or number == rounds - 1 or spent:
                 break
             closed = self._close(value, excess, with_seconds)
@@ -233,12 +241,12 @@ class ExactSearch:
         value = -math.inf
         for number in range(_SWEEPS):
             messages.sweep(number % 2 == 0)
-            self._work_left -= messages.work
+            self.work_left -= messages.work
             if (number + 1) % _CHECKED == 0:
                 if with_seconds:
                     self._share_out()
                 before, value = value, messages.bound() - room
-                if value - before < _NEARLY_RELAXED * abs(value) or self._work_left < 0:
+                if value - before < _NEARLY_RELAXED * abs(value) or self.work_left < 0:
                     break
         return value
 
@@ -374,7 +382,7 @@ class ExactSearch:
         before, work = -math.inf, _WORK_OF_COLUMN[program.integer] * program.columns
         while True:
             solved = program.solve(self._rows)
-            self._work_left -= work
+            self.work_left -= work
             work = work if program.integer else 0  # a linear program goes on from its solution
             if solved is None or solved.values is None:
                 return solved

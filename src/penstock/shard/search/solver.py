@@ -9,8 +9,8 @@ import functools
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.shard.graph.constraints import FixedLayout, fixed_layouts
@@ -20,7 +20,7 @@ from penstock.shard.mesh.compiler_models import COMPILER_MODELS, CompilerModel
 from penstock.shard.mesh.hardware import Hardware
 from penstock.shard.mesh.resharding import MeshLinks, union
 from penstock.shard.search.baselines import WeightPairs, find_baselines, find_weight_pairs
-from penstock.shard.search.costs import Assignment, CostModel, Proof, build_costs
+from penstock.shard.search.costs import GAP, Assignment, CostModel, Proof, build_costs
 from penstock.shard.search.exact import LEAST_ROUNDS, ROUNDS, WORK, Bound, ExactSearch
 from penstock.shard.search.layout_tables import LayoutTables
 from penstock.shard.trace.step import TracedStep
@@ -50,6 +50,7 @@ class Candidate:
       collectives: the number of its collectives in a step.
       memory: peak memory of one device, in bytes.
       baseline: whether it is a baseline.
+      last_is_major: the order of the mesh axes that shard a dimension (`MeshLinks`).
     """
 
     assignment: Assignment
@@ -58,6 +59,7 @@ class Candidate:
     collectives: float
     memory: float
     baseline: bool = False
+    last_is_major: bool = False
 
 
 def evaluate(costs: CostModel, assignment: Assignment, baseline: bool = False) -> Candidate:
@@ -68,7 +70,8 @@ def evaluate(costs: CostModel, assignment: Assignment, baseline: bool = False) -
         runs = times * edge.times(steps)
         sent += runs * sum(step.bytes_on_wire for step in steps)
         collectives += runs * len(steps)
-    return Candidate(assignment, seconds, sent, collectives, costs.memory(assignment)[0], baseline)
+    memory = costs.memory(assignment)[0]
+    return Candidate(assignment, seconds, sent, collectives, memory, baseline, costs.links.last_is_major)
 
 
 def choose(candidates: Sequence[Candidate], limit: float, certain_within: float = _CERTAIN) -> int:
@@ -101,41 +104,67 @@ class MeshSearch:
     """The search on one mesh, and the candidates that it has found.
 
     Args:
-      costs: the costs of layouts on the mesh.
+      orders: the costs of layouts on the mesh, in each order in which its axes may shard a dimension.
       baselines: where the search begins, besides the assignment that shards nothing.
     """
 
-    def __init__(self, costs: CostModel, baselines: Sequence[Assignment]):
-        self.costs, self._baselines = costs, baselines
+    def __init__(self, orders: Sequence[CostModel], baselines: Sequence[Assignment]):
+        self._orders, self._baselines = orders, baselines
+        self._chosen: int | None = 0 if len(orders) == 1 else None
         self.found: dict[tuple[int, ...], Candidate] = {}
 
     @functools.cached_property
     def tables(self) -> LayoutTables:
-        """Return the costs of all layouts."""
-        return LayoutTables(self.costs)
+        """Return the costs of all layouts in the first order."""
+        return LayoutTables(self._orders[0])
 
     @functools.cached_property
-    def _exact(self) -> ExactSearch:
-        return ExactSearch(self.tables, self.evaluate)
+    def _searches(self) -> list[ExactSearch]:
+        """Return the search in each order."""
+        tables = [self.tables, *map(LayoutTables, self._orders[1:])]
+        return [ExactSearch(each, functools.partial(self.evaluate, order=order)) for order, each in enumerate(tables)]
 
     def begin(self) -> None:
         """Evaluate the baselines and the assignment that shards nothing, once."""
         if self.found:
             return
         for each in self._baselines:
-            self.evaluate(self.tables.states(each), baseline=True)
-        self.evaluate(self.tables.states(self.costs.start()))
+            self.evaluate_assignment(each, baseline=True)
+        self.evaluate_assignment(self._orders[0].start())
 
     def bound(self, limit: float, to_beat: float = math.inf, work: float = WORK, rounds: int = ROUNDS) -> Bound:
-        """Search for the fastest plan within a limit, and return what is proved of all layouts.
+        """Search for the fastest plan within a limit, and return what is proved of all layouts in the order that is searched.
 
         Args:
           to_beat: seconds of a plan within the limit on another mesh. The search ends if none here is faster.
           work, rounds: after which it ends anyway (`ExactSearch.run`).
         """
         self.begin()
-        order = sorted(self.found.items(), key=lambda each: each[1].seconds)
-        return self._exact.run([list(each) for each, _ in order], limit, to_beat, work, rounds)
+
+        def run(search: ExactSearch, rounds: int) -> Bound:
+            nonlocal work
+            ranked = sorted(self.found.items(), key=lambda each: each[1].seconds)
+            starts = [list(states) for (_, *states), _ in ranked]
+            bound = search.run(starts, limit, min(to_beat, self.fastest(limit)), work, rounds)
+            work = search.work_left
+            return bound
+
+        if self._chosen is None:
+            self._chosen = self._choose_order(run)
+        return run(self._searches[self._chosen], rounds)
+
+    def _choose_order(self, run: Callable[[ExactSearch, int], Bound]) -> int:
+        """Return the index of the order to search: the first, unless message passing gives the second a lower bound.
+
+        If the bounds are nearly equal and memory is short, they are compared with prices of memory.
+        """
+        first, second = self._searches
+        for rounds in (1, 2):
+            before, after = run(first, rounds).seconds, run(second, rounds).seconds
+            if not first.is_limited or max(before, after) > min(before, after) * (1 + GAP):
+                break
+        # The order makes little difference to the memory: if nothing fits in one, nothing fits in the other.
+        return int(math.isfinite(before) and after < before * (1 - GAP))
 
     def fastest(self, limit: float) -> float:
         """Return the seconds of the fastest candidate within a limit; infinity if there is none."""
@@ -145,12 +174,18 @@ class MeshSearch:
         """Return the memory of the smallest candidate."""
         return min(each.memory for each in self.found.values())
 
-    def evaluate(self, states: Sequence[int], baseline: bool = False) -> Candidate:
-        """Return the predicted cost of states as a candidate, and keep it."""
-        key = tuple(states)
+    def evaluate(self, states: Sequence[int], order: int, baseline: bool = False) -> Candidate:
+        """Return the predicted cost of states in an order as a candidate, and keep it."""
+        key = (order, *states)
         if key not in self.found:
-            self.found[key] = evaluate(self.costs, self.tables.assignment(states), baseline)
+            self.found[key] = evaluate(self._orders[order], self.tables.assignment(states), baseline)
         return self.found[key]
+
+    def evaluate_assignment(self, assignment: Assignment, baseline: bool = False) -> Candidate:
+        """Return the predicted cost of an assignment in the order in which it is faster, and keep it."""
+        states = self.tables.states(assignment)
+        each = [self.evaluate(states, order, baseline) for order in range(len(self._orders))]
+        return min(each, key=lambda candidate: candidate.seconds)
 
 
 @dataclass(frozen=True)
@@ -159,6 +194,7 @@ class PreparedMesh:
 
     Attributes:
       model: the step; it is the same for each mesh unless constraints differ.
+      costs: the costs of layouts on this mesh, in one order of its axes.
       mesh_shape: sizes of the mesh axes.
       roles: the role of each input.
       search: the search on this mesh.
@@ -167,16 +203,16 @@ class PreparedMesh:
     """
 
     model: StepModel
+    costs: CostModel
     search: MeshSearch
     mesh_shape: dict[str, int]
     roles: Sequence[str]
     batch: Sequence[int]
     baselines: dict[str, Assignment]
 
-    @property
-    def costs(self) -> CostModel:
-        """Return the costs of layouts on this mesh."""
-        return self.search.costs
+    def plan(self, candidate: Candidate, proof: Proof | None = None, faster: MeshPlan | None = None) -> MeshPlan:
+        """Return a candidate as a plan, with the costs in its order of mesh axes."""
+        return MeshPlan(replace(self, costs=self.costs.in_order(candidate.last_is_major)), candidate, proof, faster)
 
 
 @dataclass(frozen=True)
@@ -229,10 +265,26 @@ def prepare_meshes(
             pairs = find_weight_pairs(model, batch)
         costs = build_costs(model, shape, hardware, batch)
         baselines = find_baselines(costs, model, roles, pairs)
-        prepared.append(PreparedMesh(model, MeshSearch(costs, list(baselines.values())), shape, roles, batch, baselines))
+        search = MeshSearch([costs.in_order(each) for each in _find_orders(model, costs.links)], list(baselines.values()))
+        prepared.append(PreparedMesh(model, costs, search, shape, roles, batch, baselines))
     if not prepared:
         raise errors[0]
     return prepared
+
+
+def _find_orders(model: StepModel, links: MeshLinks) -> tuple[bool, ...]:
+    """Return the orders in which mesh axes may shard a dimension (`MeshLinks.last_is_major`).
+
+    If the user's constraints name several axes of a dimension, the first such constraint decides. If a mesh without constraints
+    looks the same from both ends, one order stands for both.
+    """
+    names = [name for name, size in zip(links.names, links.sizes, strict=True) if size > 1]
+    entries = [entry for node in model.graph.nodes for entry in node.fixed or () if entry]
+    given = next((axes for entry in entries if len(axes := [axis for axis in entry if axis in names]) > 1), None)
+    if given is not None:
+        return (names.index(given[0]) > names.index(given[-1]),)
+    symmetric = not entries and not links.domain and links.sizes == links.sizes[::-1]
+    return (False,) if symmetric or len(names) < 2 else (False, True)
 
 
 def search_meshes(prepared: Sequence[PreparedMesh], limit: float) -> MeshPlan:
@@ -268,7 +320,8 @@ def search_meshes(prepared: Sequence[PreparedMesh], limit: float) -> MeshPlan:
     candidates = [candidate for _, candidate in pairs]
     chosen, fastest_of_all = (pairs[choose(candidates, limit, within)] for within in (_CERTAIN, 0.0))
     slower = chosen[1].seconds > fastest_of_all[1].seconds * (1 + _NEAR_TIE)
-    return MeshPlan(*chosen, proof, MeshPlan(*fastest_of_all, proof) if slower else None)
+    faster = fastest_of_all[0].plan(fastest_of_all[1], proof) if slower else None
+    return chosen[0].plan(chosen[1], proof, faster)
 
 
 def _find_coarser(at: int, prepared: Sequence[PreparedMesh]) -> dict[int, list[int]]:
@@ -310,7 +363,9 @@ def _take_over(fine: MeshSearch, coarse: MeshSearch, axes: Sequence[int], fastes
     Args:
       axes: for each axis of the finer mesh, the axis of the coarser one that it is a part of.
     """
-    parts = [sum(1 << part for part, whole in enumerate(axes) if whole == axis) for axis in range(len(coarse.costs.links.sizes))]
+    parts = [
+        sum(1 << part for part, whole in enumerate(axes) if whole == axis) for axis in range(len(coarse.tables.costs.links.sizes))
+    ]
 
     merged = [-1] * (1 << len(axes))  # of each set of axes of the finer mesh, or -1
     for used in range(1 << len(parts)):
@@ -320,7 +375,7 @@ def _take_over(fine: MeshSearch, coarse: MeshSearch, axes: Sequence[int], fastes
             continue
         layouts = [tuple(map(merged.__getitem__, layout)) for layout in candidate.assignment]
         if not any(-1 in layout for layout in layouts):
-            coarse.evaluate(coarse.tables.states(layouts), candidate.baseline)
+            coarse.evaluate_assignment(layouts, candidate.baseline)
 
 
 def best_baselines(prepared: Sequence[PreparedMesh], limit: float) -> dict[str, MeshPlan]:
@@ -328,5 +383,5 @@ def best_baselines(prepared: Sequence[PreparedMesh], limit: float) -> dict[str, 
     by_name: dict[str, list[MeshPlan]] = defaultdict(list)
     for each in prepared:
         for name, assignment in each.baselines.items():
-            by_name[name].append(MeshPlan(each, evaluate(each.costs, assignment)))
+            by_name[name].append(each.plan(each.search.evaluate_assignment(assignment, baseline=True)))
     return {name: plans[choose([plan.candidate for plan in plans], limit)] for name, plans in by_name.items()}
