@@ -1,4 +1,4 @@
-"""Axes that move between dimensions are exchanged without permutes."""
+"""Axes that move between dimensions are exchanged without permutes, and without gathering the array."""
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,8 @@ CHEAP_LINKS = Hardware("made up", {"float32": 1e9}, 1 << 30, 1e9, 1e12, 1e-9, ""
     ("shape", "mesh"),
     [
         ((4096, 4096), {"a": 2, "b": 4}),
+        ((4, 2, 4096), {"a": 2, "b": 4}),  # axes of the last dimension go to two others
+        ((2, 4, 4096), {"a": 2, "b": 4}),
         pytest.param((4096, 4096), {"a": 2, "b": 2, "c": 2}, marks=pytest.mark.slow),
     ],
     ids=str,

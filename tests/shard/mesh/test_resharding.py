@@ -145,6 +145,23 @@ def test_each_collective_by_hand(source, target, partial, kind, bytes_on_wire):
     assert (step.kind, step.bytes_on_wire, step.after) == (kind, bytes_on_wire, target)
 
 
+@pytest.mark.parametrize(
+    ("source", "target", "collectives"),
+    [
+        ((0, 0, 0b11), (0b10, 0b01, 0), [("all-to-all", 0b10, 75), ("all-to-all", 0b01, 50)]),
+        ((0b10, 0b01, 0), (0, 0, 0b11), [("all-to-all", 0b01, 50), ("all-to-all", 0b10, 75)]),
+        ((0, 0, 0b11), (0b11, 0, 0), [("all-to-all", 0b11, 87.5)]),
+        ((0, 0, 0b11), (0b01, 0, 0), [("collective-permute", 0b11, 100), ("all-to-all", 0b01, 50), ("all-gather", 0b10, 300)]),
+        ((0, 0, 0b11), (0b10, 0, 0), [("all-to-all", 0b10, 75), ("all-gather", 0b01, 100)]),
+        ((0b01, 0, 0), (0b10, 0, 0), [("collective-permute", 0b11, 100), ("all-gather", 0b01, 100)]),
+    ],
+)
+def test_what_compilers_send_to_exchange_axes_between_dimensions(source, target, collectives):
+    """The bytes are those of programs of the TPU and the GPU compiler, in MiB/50 of an array of 16 MiB."""
+    steps = links_of(2, 4).reshard_steps(source, target, 0, 800)
+    assert [(step.kind, step.axes, step.bytes_on_wire) for step in steps] == collectives
+
+
 @pytest.mark.parametrize(("target", "kind"), [((0b11, 0), "reduce-scatter"), ((0b01, 0b10), "all-reduce")])
 def test_a_sum_is_scattered_into_one_dimension_only(target, kind):
     (step,) = links_of(2, 4).reshard_steps((0, 0), target, 0b11, 800)

@@ -12,6 +12,7 @@ the array is permuted before. All dimensions have the axes in one order.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -157,6 +158,10 @@ class MeshLinks:
         number = np.zeros((len(sources), len(targets)), dtype=np.int64)
         for mask in (have, want, scattered, reduced, exchanged, permuted):
             number = number * most + mask
+        for pair in (1 << one | 1 << other for one, other in itertools.combinations(range(len(self.sizes)), 2)):
+            # Axes of one dimension may be exchanged together.
+            from_one, to_one = (((masks & pair) == pair).any(axis=1) for masks in (sources, targets))
+            number = 4 * number + ((exchanged & pair) == pair) * (2 * from_one[:, None] + to_one[None])
         return number
 
     def _find_permuted(self, source: Sequence[Any], target: Sequence[Any], gathered: Any = 0) -> Any:
@@ -261,15 +266,39 @@ class MeshLinks:
         permuted = self._find_permuted(source, target, gathered)
         if permuted:
             steps.append(ReshardStep("collective-permute", permuted, local_bytes, local_bytes, tuple(layout)))
-        if exchanged:
-            n = self.shards(exchanged)
-            layout = [mask & ~exchanged | wanted & exchanged for mask, wanted in zip(layout, target, strict=True)]
-            steps.append(ReshardStep("all-to-all", exchanged, local_bytes, local_bytes * (n - 1) / n, tuple(layout)))
+        for axes, after in self._exchange(tuple(layout), target, exchanged):
+            n = self.shards(axes)
+            steps.append(ReshardStep("all-to-all", axes, local_bytes, local_bytes * (n - 1) / n, after))
         if gathered:
             n = self.shards(gathered)
             local_bytes *= n
             steps.append(ReshardStep("all-gather", gathered, local_bytes, local_bytes * (n - 1) / n, tuple(target)))
         return steps
+
+    def _exchange(self, layout: Layout, target: Layout, exchanged: int) -> list[tuple[int, Layout]]:
+        """Return the all-to-alls of a reshard, as the axes and the layout after each.
+
+        One all-to-all moves axes from one dimension to another. If several are requested at once, XLA gathers the array. They are
+        in an order in which no layout between has to be permuted, if there is one.
+        """
+        moves = [
+            (axes, at, to)
+            for at, to in itertools.permutations(range(len(layout)), 2)
+            if (axes := layout[at] & target[to] & exchanged)
+        ]
+        for order in itertools.permutations(moves):
+            found, before = list[tuple[int, Layout]](), layout
+            for axes, at, to in order:
+                moved = with_axes(before, to, axes)
+                after = (*moved[:at], moved[at] & ~axes, *moved[at + 1 :])
+                if self._find_permuted(before, after):
+                    break
+                found.append((axes, after))
+                before = after
+            else:
+                return found
+        after = tuple(mask & ~exchanged | wanted & exchanged for mask, wanted in zip(layout, target, strict=True))
+        return [(exchanged, after)]
 
 
 def _find_masks(source: Sequence[Any], target: Sequence[Any], partial: Any, scatter: Callable[[Any], Any]) -> tuple[Any, ...]:
