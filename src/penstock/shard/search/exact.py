@@ -129,6 +129,7 @@ class ExactSearch:
         self._shares = [np.full((len(each.readers), each.targets), 1 / len(each.readers)) for each in tables.shared]
         self._layouts: dict[tuple[int, int], tuple[np.ndarray, np.ndarray, np.ndarray, Grouping]] = {}
         self._least_bytes = 0.0  # proved of every layout
+        self._least_seconds = (0.0, 0.0)  # a limit, and what is proved of every layout within it
         self._scale, self.work_left = 1.0, WORK
 
     @property
@@ -157,10 +158,11 @@ class ExactSearch:
         for each in starts:
             self._visit(each)
         self._scale = 1 / max(min(each.seconds for each in self._found.values()), 1e-12)
-        bound = Bound(math.inf if self._least_bytes > self._limit else 0.0, self._least_bytes)
+        known = self._least_seconds[1] if self._limit <= self._least_seconds[0] else 0.0
+        bound = Bound(math.inf if self._least_bytes > self._limit else known, self._least_bytes)
         with_seconds = math.isfinite(bound.seconds)
         before, stalls, relaxed = (-1.0, -1.0), 0, False
-        for number in range(rounds):
+        for number in range(0 if self._is_proved(bound, to_beat) else rounds):
             value = self._raise_bound(with_seconds)
             bound = self._bound(bound, value, with_seconds)
             self._visit(self._dual.messages.decode())
@@ -186,7 +188,7 @@ class ExactSearch:
                 self._activate(excess)
                 self._relax(with_seconds)
             self._round(with_seconds, excess, relaxed)
-        self._least_bytes = bound.memory
+        self._least_bytes, self._least_seconds = bound.memory, (self._limit, bound.seconds)
         return bound
 
     def _visit(self, states: States) -> None:
