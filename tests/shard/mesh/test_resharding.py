@@ -157,7 +157,7 @@ def test_each_collective_by_hand(source, target, partial, kind, bytes_on_wire):
     ],
 )
 def test_what_compilers_send_to_exchange_axes_between_dimensions(source, target, collectives):
-    """The bytes are those of programs of the TPU and the GPU compiler, in MiB/50 of an array of 16 MiB."""
+    """Programs of the TPU and the GPU compiler send so many bytes for an array of 800."""
     steps = links_of(2, 4).reshard_steps(source, target, 0, 800)
     assert [(step.kind, step.axes, step.bytes_on_wire) for step in steps] == collectives
 

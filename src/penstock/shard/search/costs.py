@@ -123,6 +123,8 @@ class CostModel:
 
     def in_order(self, last_is_major: bool) -> CostModel:
         """Return the same costs for an order of the mesh axes that shard a dimension (`MeshLinks.last_is_major`)."""
+        if last_is_major == self.links.last_is_major:
+            return self
         return replace(self, links=replace(self.links, last_is_major=last_is_major))
 
     def start(self) -> Assignment:

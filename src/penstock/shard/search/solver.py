@@ -109,19 +109,19 @@ class MeshSearch:
     """
 
     def __init__(self, orders: Sequence[CostModel], baselines: Sequence[Assignment]):
-        self._orders, self._baselines = orders, baselines
+        self.orders, self._baselines = orders, baselines
         self._chosen: int | None = 0 if len(orders) == 1 else None
         self.found: dict[tuple[int, ...], Candidate] = {}
 
     @functools.cached_property
     def tables(self) -> LayoutTables:
         """Return the costs of all layouts in the first order."""
-        return LayoutTables(self._orders[0])
+        return LayoutTables(self.orders[0])
 
     @functools.cached_property
     def _searches(self) -> list[ExactSearch]:
         """Return the search in each order."""
-        tables = [self.tables, *map(LayoutTables, self._orders[1:])]
+        tables = [self.tables, *map(LayoutTables, self.orders[1:])]
         return [ExactSearch(each, functools.partial(self.evaluate, order=order)) for order, each in enumerate(tables)]
 
     def begin(self) -> None:
@@ -130,7 +130,7 @@ class MeshSearch:
             return
         for each in self._baselines:
             self.evaluate_assignment(each, baseline=True)
-        self.evaluate_assignment(self._orders[0].start())
+        self.evaluate_assignment(self.orders[0].start())
 
     def bound(self, limit: float, to_beat: float = math.inf, work: float = WORK, rounds: int = ROUNDS) -> Bound:
         """Search for the fastest plan within a limit, and return what is proved of all layouts in the order that is searched.
@@ -178,13 +178,13 @@ class MeshSearch:
         """Return the predicted cost of states in an order as a candidate, and keep it."""
         key = (order, *states)
         if key not in self.found:
-            self.found[key] = evaluate(self._orders[order], self.tables.assignment(states), baseline)
+            self.found[key] = evaluate(self.orders[order], self.tables.assignment(states), baseline)
         return self.found[key]
 
     def evaluate_assignment(self, assignment: Assignment, baseline: bool = False) -> Candidate:
         """Return the predicted cost of an assignment in the order in which it is faster, and keep it."""
         states = self.tables.states(assignment)
-        each = [self.evaluate(states, order, baseline) for order in range(len(self._orders))]
+        each = [self.evaluate(states, order, baseline) for order in range(len(self.orders))]
         return min(each, key=lambda candidate: candidate.seconds)
 
 
@@ -212,7 +212,8 @@ class PreparedMesh:
 
     def plan(self, candidate: Candidate, proof: Proof | None = None, faster: MeshPlan | None = None) -> MeshPlan:
         """Return a candidate as a plan, with the costs in its order of mesh axes."""
-        return MeshPlan(replace(self, costs=self.costs.in_order(candidate.last_is_major)), candidate, proof, faster)
+        costs = next(each for each in self.search.orders if each.links.last_is_major == candidate.last_is_major)
+        return MeshPlan(replace(self, costs=costs), candidate, proof, faster)
 
 
 @dataclass(frozen=True)
@@ -264,9 +265,10 @@ def prepare_meshes(
             batch = [node for node, role in zip(model.inputs, roles, strict=True) if role == "batch"]
             pairs = find_weight_pairs(model, batch)
         costs = build_costs(model, shape, hardware, batch)
-        baselines = find_baselines(costs, model, roles, pairs)
-        search = MeshSearch([costs.in_order(each) for each in _find_orders(model, costs.links)], list(baselines.values()))
-        prepared.append(PreparedMesh(model, costs, search, shape, roles, batch, baselines))
+        orders = [costs.in_order(each) for each in _find_orders(model, costs.links)]
+        baselines = find_baselines(orders[0], model, roles, pairs)
+        search = MeshSearch(orders, list(baselines.values()))
+        prepared.append(PreparedMesh(model, orders[0], search, shape, roles, batch, baselines))
     if not prepared:
         raise errors[0]
     return prepared
@@ -364,7 +366,7 @@ def _take_over(fine: MeshSearch, coarse: MeshSearch, axes: Sequence[int], fastes
       axes: for each axis of the finer mesh, the axis of the coarser one that it is a part of.
     """
     parts = [
-        sum(1 << part for part, whole in enumerate(axes) if whole == axis) for axis in range(len(coarse.tables.costs.links.sizes))
+        sum(1 << part for part, whole in enumerate(axes) if whole == axis) for axis in range(len(coarse.orders[0].links.sizes))
     ]
 
     merged = [-1] * (1 << len(axes))  # of each set of axes of the finer mesh, or -1
