@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import sys
 import threading
 import time
 import weakref
@@ -242,6 +243,26 @@ def test_ctrl_c_in_the_consumers_work_comes_in_that_call(all_is_quick):
     with pytest.raises(KeyboardInterrupt):
         pipeline.get()
     release.set()
+    pipeline.close()
+
+
+def test_ctrl_c_where_a_wait_has_released_its_lock_comes_in_that_call():
+    go = threading.Event()
+    pipeline = PrefetchPipeline(Producers([lambda number: go.wait() and number]), 1)
+
+    def interrupt(frame, event, _):
+        if frame.f_code is threading.Condition.wait.__code__:
+            if event == "line" and "saved_state" in frame.f_locals:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+            return interrupt
+        return None
+
+    with pytest.raises(KeyboardInterrupt):
+        sys.settrace(interrupt)
+        pipeline.get()
+    go.set()
+    assert pipeline.get() == 0
     pipeline.close()
 
 

@@ -203,7 +203,14 @@ class PrefetchPipeline(Generic[T]):
         if self._can_finish():
             self._wake_finisher()
         self._wake_producer()
-        self._ready.wait(_LOOK if left is None else min(_LOOK, left))
+        try:
+            self._ready.wait(_LOOK if left is None else min(_LOOK, left))
+        except KeyboardInterrupt:
+            # Ctrl-C between two lines of `Condition.wait` leaves the lock released, which the caller is going to release.
+            with contextlib.suppress(RuntimeError):
+                self._lock.release()
+            self._lock.acquire()
+            raise
 
     def close(self, wait: bool = True) -> None:
         """End the pipeline and drop its items; `wait` for its threads. A second call changes nothing. See the page above."""
