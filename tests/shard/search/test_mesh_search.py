@@ -6,7 +6,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from tests.shard.search.programs import FAST_LINKS, solve, steps
 
-from penstock.shard.mesh.compiler_models import CPU
+from penstock.shard.mesh.compiler_models import CPU, TPU
+from penstock.shard.mesh.hardware import find_hardware
 from penstock.shard.search.costs import GAP
 from penstock.shard.search.solver import prepare_meshes, search_meshes
 from penstock.shard.trace.step import trace
@@ -65,6 +66,28 @@ def test_where_no_plan_fits_it_is_the_fastest_of_the_smallest():
     assert found.proof.fastest is None
     assert found.proof.seconds is None
     assert 0 < found.proof.memory <= found.candidate.memory
+
+
+def test_a_limit_that_a_plan_keeps_is_kept_by_a_search_that_does_not_know_the_plan():
+    def step(weights, x):
+        def loss(weights):
+            hidden = x
+            for weight in weights:
+                hidden = jnp.tanh(hidden @ weight)
+            return jnp.mean(hidden**2)
+
+        return jax.tree.map(lambda weight, grad: weight - grad, weights, jax.grad(loss)(weights))
+
+    weight, rows = (jax.ShapeDtypeStruct(shape, "float32") for shape in ((128, 128), (256, 128)))
+    traced = trace(step, ([weight] * 4, rows))
+    before, after = (prepare_meshes(traced, SHAPES[1:2], find_hardware("tpu-v5e"), None, {}, TPU)[0].search for _ in range(2))
+    before.begin()
+    before.bound(0.8 * before.least())
+    limit = before.least() * (1 + 1e-5)
+    after.begin()
+    assert after.least() > limit
+    after.bound(limit)
+    assert after.least() <= limit
 
 
 def test_a_mesh_that_a_constraint_does_not_fit_is_left_out():

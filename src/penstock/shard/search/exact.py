@@ -476,7 +476,8 @@ class _Program:
         for name, value in _OPTIONS.items():
             self._highs.setOptionValue(name, value)
         self._highs.setOptionValue("mip_max_nodes", _NODES)
-        self._highs.setOptionValue(*("mip_rel_gap", GAP / 10) if self.scale else ("mip_abs_gap", _SMALLEST / 4))
+        # Relative to the excess, so that a search for a plan that fits does not end at one that nearly does.
+        self._highs.setOptionValue("mip_rel_gap", GAP / 10 if self.scale else 0.05)
         self._highs.passModel(self._model())
 
     def _model(self) -> highspy.HighsLp:
