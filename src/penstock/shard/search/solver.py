@@ -150,17 +150,20 @@ class MeshSearch:
             return bound
 
         if self._chosen is None:
-            self._chosen = self._choose_order(run)
+            self._chosen = self._choose_order(run, limit)
         return run(self._searches[self._chosen], rounds)
 
-    def _choose_order(self, run: Callable[[ExactSearch, int], Bound]) -> int:
+    def _choose_order(self, run: Callable[[ExactSearch, int], Bound], limit: float) -> int:
         """Return the index of the order to search: the first, unless message passing gives the second a lower bound.
 
         If the bounds are nearly equal and memory is short, they are compared with prices of memory.
         """
         first, second = self._searches
         for rounds in (1, 2):
+            fits = math.isfinite(self.fastest(limit))
             before, after = run(first, rounds).seconds, run(second, rounds).seconds
+            if not fits and math.isfinite(self.fastest(limit)):
+                before = run(first, rounds).seconds  # without a plan that fits, it had no prices
             if not first.is_limited or max(before, after) > min(before, after) * (1 + GAP):
                 break
         # The order makes little difference to the memory: if nothing fits in one, nothing fits in the other.
