@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
-from tests.shard.search.programs import FAST_LINKS, solve, steps
+from tests.shard.search.programs import FAST_LINKS, array, solve, steps, training
 
 from penstock.shard.mesh.compiler_models import CPU, TPU
 from penstock.shard.mesh.hardware import find_hardware
@@ -69,17 +69,12 @@ def test_where_no_plan_fits_it_is_the_fastest_of_the_smallest():
 
 
 def test_a_limit_that_a_plan_keeps_is_kept_by_a_search_that_does_not_know_the_plan():
-    def step(weights, x):
-        def loss(weights):
-            hidden = x
-            for weight in weights:
-                hidden = jnp.tanh(hidden @ weight)
-            return jnp.mean(hidden**2)
+    def loss(weights, x):
+        for weight in weights:
+            x = jnp.tanh(x @ weight)
+        return jnp.mean(x**2)
 
-        return jax.tree.map(lambda weight, grad: weight - grad, weights, jax.grad(loss)(weights))
-
-    weight, rows = (jax.ShapeDtypeStruct(shape, "float32") for shape in ((128, 128), (256, 128)))
-    traced = trace(step, ([weight] * 4, rows))
+    traced = trace(training(loss), ([array(128, 128)] * 4, array(256, 128)))
     before, after = (prepare_meshes(traced, SHAPES[1:2], find_hardware("tpu-v5e"), None, {}, TPU)[0].search for _ in range(2))
     before.begin()
     before.bound(0.8 * before.least())
