@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax import lax
 from tests.shard.search.programs import FAST_LINKS, MESHES, SLOW_LINKS, anything, array, model_of, random_step, steps, training
 
 import penstock as ps
@@ -114,6 +115,21 @@ def test_collectives_of_weights_share_a_latency_where_the_compiler_combines_them
     found = ps.plan(step, *args, mesh={"data": 8}, hardware=slow, check=False).baselines["FSDP"].collectives
     latencies = {each.kind: round(each.seconds) for each in found if each.count > 1}
     assert latencies == {"all-gather": 0, "reduce-scatter": 0} | dict.fromkeys(apart, 2)
+
+
+@pytest.mark.parametrize(
+    ("step", "combined"),
+    [
+        (lambda x, w: (x - x.mean(0)) * lax.rsqrt((x * x).mean(0) + 1) @ w, [2, 2]),  # a batch norm
+        (lambda x, w: lax.rsqrt(((x - x.mean(0)) ** 2).mean(0) + 1) @ w, [1, 1]),  # the second sum needs the first
+        (lambda x, w: jnp.tanh(x @ w) @ w.T + jnp.sin(x @ w) @ w.T, [2, 2]),
+        (lambda x, w: x.max(0) * x.sum(0) @ w, [1, 1]),  # a maximum and a sum
+        (lambda x, w: lax.scan(lambda h, _: (jnp.tanh(h - h.mean(0)) @ w, None), x @ w, None, 3)[0].sum(0) @ w, [1, 1, 1, 1]),
+    ],
+)
+def test_partial_results_that_do_not_depend_on_each_other_share_a_latency(step, combined):
+    graph = model_of((step, (array(64, 32), array(32, 32)))).graph
+    assert sorted(edge.combined for edge in graph.edges if edge.partial and not edge.together) == combined
 
 
 def test_a_weight_that_is_gathered_again_is_not_sent_with_others():

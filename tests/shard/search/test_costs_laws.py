@@ -1,5 +1,7 @@
 """Costs of assignments: seconds and memory."""
 
+import math
+
 import pytest
 from hypothesis import given, settings
 from tests.shard.search.exhaustive import all_layouts
@@ -27,8 +29,9 @@ def test_seconds_are_those_of_computing_and_of_collectives(given_problem):
             seen.add(key)
             sending += edge.count * sum(step.bytes_on_wire / costs.links.speed(step.kind, step.axes)[0] for step in steps)
             together = edge.together and edge.count == 1  # the CPU compiler combines all of them into one
-            begun = [step for step in steps if not (together and step.kind == "all-reduce")]
-            sending += edge.count * sum(costs.links.speed(step.kind, step.axes)[1] for step in begun)
+            for step in steps:
+                shared = (math.inf if together else edge.combined) if step.kind == "all-reduce" else 1
+                sending += edge.count * costs.links.speed(step.kind, step.axes)[1] / shared
     assert costs.compute_seconds(assignment) == pytest.approx(computing, rel=1e-9)
     assert costs.seconds(assignment) == pytest.approx(computing + sending, rel=1e-9)
 

@@ -18,7 +18,7 @@ import functools
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -131,6 +131,7 @@ class Edge:
         product and gathered for the first operation that reads it.
       summed_as: the value that is the sum of this partial result and of others that are summed over devices with it
         (`scheduling.py`); None if it is summed alone.
+      combined: the number of partial results that one all-reduce sums at once, with this one (`_combine_sums`).
     """
 
     a: int
@@ -147,6 +148,7 @@ class Edge:
     all_reduce_count: float | None = None
     together: bool = False
     summed_as: int | None = None
+    combined: int = 1
 
     def times(self, steps: Sequence[ReshardStep]) -> float:
         """Return how often some collectives reshard the array in a step."""
@@ -256,7 +258,10 @@ class _GraphBuilder:
         self._add_shared_reshards()
         ops = tuple(self._add_operation(op) for op in self.groups.non_elementwise)
         self._add_stores(state)
-        return Graph(tuple(self.nodes), tuple(self.edges), self.leaf, self.group_of, self.shared_reshard, ops, self.splits)
+        graph = Graph(tuple(self.nodes), tuple(self.edges), self.leaf, self.group_of, self.shared_reshard, ops, self.splits)
+        combined = _combine_sums(graph, self.program, self.compiler.combines.get("all-reduce", 0.0))
+        edges = (replace(edge, combined=combined.get(index, 1)) for index, edge in enumerate(graph.edges))
+        return replace(graph, edges=tuple(edges))
 
     def _add_groups(self) -> None:
         node_of: dict[int, int] = {}
@@ -414,6 +419,41 @@ class _GraphBuilder:
         return self.dtype_of[id(op)]
 
 
+def _combine_sums(graph: Graph, program: FlatProgram, most: float) -> dict[int, int]:
+    """Return the number of partial results that are summed at once, by the indices of their edges.
+
+    The compiler combines all-reduces of one dtype and loop if none depends on another (XLA's `AllReduceCombiner`): both sums of a
+    batch norm are one, in the forward and in the backward pass. What no product is computed from can also wait (`Edge.together`).
+
+    Args:
+      most: bytes of the largest all-reduce that the compiler makes of several.
+    """
+    at = defaultdict(list)
+    for index, edge in enumerate(graph.edges):
+        if edge.kind == "result" and edge.partial and not edge.together:
+            at[graph.nodes[edge.a].label].append(index)
+    found: dict[int, int] = {}
+    waiting: dict[tuple, list[int]] = defaultdict(list)  # edges of sums that are combined
+    dependent: dict[tuple, set[int]] = defaultdict(set)  # these sums, and the values that are computed from them
+    for time, op in enumerate(program.ops):
+        for values in dependent.values():
+            if not values.isdisjoint(op.operands):
+                values.update(op.results)
+        for index in at[time]:
+            edge = graph.edges[index]
+            loop = next((op.path[:end] for end in range(len(op.path), 0, -1) if isinstance(op.path[end - 1], str)), ())
+            over = min(graph.components[edge.a, dim] for dim in edge.partial)
+            key = (loop, over, program.values[edge.value].dtype, op.primitive.removeprefix("reduce_") in ("max", "min"))
+            size = sum(graph.edges[each].bytes for each in waiting[key]) + edge.bytes
+            if edge.value in dependent[key] or size > most:
+                waiting[key], dependent[key] = [], set()
+            waiting[key].append(index)
+            dependent[key].add(edge.value)
+            sums = {graph.edges[each].summed_as or graph.edges[each].value for each in waiting[key]}
+            found |= dict.fromkeys(waiting[key], len(sums))
+    return found
+
+
 @functools.lru_cache(maxsize=256)
 def _dtype_name(dtype: Any) -> str:
     try:
@@ -502,7 +542,7 @@ def fold_layers(graph: Graph) -> FoldedGraph:
     bundles: dict[tuple, list[int]] = {}
     for number, edge in enumerate(graph.edges):
         # Arrays that are sent together share a latency (`CostModel.step_seconds`), so that they have another price than others.
-        key = (int(of_node[edge.a]), int(of_node[edge.b]), kinds[number], edge.together)
+        key = (int(of_node[edge.a]), int(of_node[edge.b]), kinds[number], edge.together, edge.combined)
         bundles.setdefault(key, []).append(number)
     return FoldedGraph(
         of_node, first, tuple(Bundle(graph.edges[edges[0]], a, b, np.array(edges)) for (a, b, *_), edges in bundles.items())

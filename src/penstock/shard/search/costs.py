@@ -156,9 +156,14 @@ class CostModel:
         """Return the seconds that each collective of an edge takes once, if nothing else runs.
 
         The compiler combines collectives of some kinds that do not depend on each other, up to `CompilerModel.combines` bytes. So
-        collectives of gradients and weights share a latency, except in loops.
+        collectives of gradients and weights share a latency, except in loops. All-reduces of partial results that exist at the
+        same time share one too.
         """
         each = [self.links.seconds(step) for step in steps]
+        if edge.combined > 1:
+            for number, step in enumerate(steps):
+                if step.kind == "all-reduce":
+                    each[number] -= self.links.speed(step.kind, step.axes)[1] * (1 - 1 / edge.combined)
         if edge.together and edge.times(steps) <= 1:
             for number, step in enumerate(steps):
                 if step.kind in self.compiler.combines:

@@ -262,7 +262,7 @@ class LayoutTables:
         edge, alike = bundle.edge, (self._alike[bundle.a], self._alike[bundle.b])
         kind = edge.kind if edge.kind in ("operand", "result") else None
         array = edge.source, edge.target, edge.partial, edge.bytes
-        key = (*alike, *array, edge.count, edge.all_reduce_count, edge.behind, edge.together, kind)
+        key = (*alike, *array, edge.count, edge.all_reduce_count, edge.behind, edge.together, edge.combined, kind)
         if key not in self._known:
             self._known[key] = self._make_reshard(bundle)
         return self._known[key]
