@@ -423,7 +423,8 @@ def _combine_sums(graph: Graph, program: FlatProgram, most: float) -> dict[int, 
     """Return the number of partial results that are summed at once, by the indices of their edges.
 
     The compiler combines all-reduces of one dtype and loop if none depends on another (XLA's `AllReduceCombiner`): both sums of a
-    batch norm are one, in the forward and in the backward pass. What no product is computed from can also wait (`Edge.together`).
+    batch norm are one, in the forward and in the backward pass. Sums from which no product is computed can also wait
+    (`Edge.together`).
 
     Args:
       most: bytes of the largest all-reduce that the compiler makes of several.
