@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from tests.shard.limits import DEEP, compile_to, deep_step, plan_of
+from tests.shard.steps import mlp, mlp_step, rows
 
 import penstock as ps
 from penstock.errors import CompilerFailedError, PlanError
@@ -98,3 +99,13 @@ def test_a_plan_left_to_the_compiler_is_taken_even_if_all_others_are_far_too_lar
     limit = int(1.5 * plan_of(deep_step, *DEEP, check=False).baselines["FSDP"].memory.arguments)
     compile_to(monkeypatch, lambda plan: limit if plan.left_to_compiler else 3 * limit)
     assert plan_of(deep_step, *DEEP, memory=limit).left_to_compiler
+
+
+def test_layouts_over_one_axis_are_tried_whatever_is_predicted_for_them(monkeypatch):
+    def over_one_axis(plan):
+        return {leaf.mesh_axes for leaf in plan.inputs if leaf.role == "parameters"} == {(), ("data",)}
+
+    args, options = (mlp(64, 128), rows(2048, 64)), {"mesh": {"data": 4, "model": 2}}
+    limit = plan_of(mlp_step, *args, **options, check=False).baselines["FSDP"].memory.total // 2
+    compile_to(monkeypatch, lambda plan: limit if plan.left_to_compiler and over_one_axis(plan) else 1.4 * limit)
+    assert over_one_axis(plan_of(mlp_step, *args, **options, memory=limit))
