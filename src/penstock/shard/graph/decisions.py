@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -433,25 +434,30 @@ def _combine_sums(graph: Graph, program: FlatProgram, most: float) -> dict[int, 
     for index, edge in enumerate(graph.edges):
         if edge.kind == "result" and edge.partial and not edge.together:
             at[graph.nodes[edge.a].label].append(index)
-    found: dict[int, int] = {}
-    waiting: dict[tuple, list[int]] = defaultdict(list)  # edges of sums that are combined
-    dependent: dict[tuple, set[int]] = defaultdict(set)  # these sums, and the values that are computed from them
+    groups: list[list[int]] = []  # edges of sums that are combined
+    latest: dict[tuple, int] = {}  # the last group of each kind
+    after: dict[int, int] = defaultdict(int)  # value → a bit for each group that it is computed from
     for time, op in enumerate(program.ops):
-        for values in dependent.values():
-            if not values.isdisjoint(op.operands):
-                values.update(op.results)
+        before = functools.reduce(operator.or_, (after.get(operand, 0) for operand in op.operands if operand is not None), 0)
+        if before:
+            after.update(dict.fromkeys(op.results, before))
         for index in at[time]:
             edge = graph.edges[index]
             loop = next((op.path[:end] for end in range(len(op.path), 0, -1) if isinstance(op.path[end - 1], str)), ())
             over = min(graph.components[edge.a, dim] for dim in edge.partial)
             key = (loop, over, program.values[edge.value].dtype, op.primitive.removeprefix("reduce_") in ("max", "min"))
-            size = sum(graph.edges[each].bytes for each in waiting[key]) + edge.bytes
-            if edge.value in dependent[key] or size > most:
-                waiting[key], dependent[key] = [], set()
-            waiting[key].append(index)
-            dependent[key].add(edge.value)
-            sums = {graph.edges[each].summed_as or graph.edges[each].value for each in waiting[key]}
-            found |= dict.fromkeys(waiting[key], len(sums))
+            group = latest.get(key, -1)
+            size = sum(graph.edges[each].bytes for each in groups[group]) + edge.bytes if group >= 0 else 0
+            if group < 0 or after[edge.value] >> group & 1 or size > most:
+                group = latest[key] = len(groups)
+                groups.append([])
+            groups[group].append(index)
+            after[edge.value] |= 1 << group
+    found: dict[int, int] = {}
+    for group_edges in groups:
+        edges = [graph.edges[index] for index in group_edges]
+        sums = {edge.value if edge.summed_as is None else edge.summed_as for edge in edges}
+        found |= dict.fromkeys(group_edges, len(sums))
     return found
 
 
