@@ -26,6 +26,8 @@ from penstock.shard.search.message_passing import Messages
 
 _SMALLEST = 0.02
 """If no plan fits, the search ends when none can be smaller than the smallest by more than this fraction."""
+_EXCESS_GAP = 0.05
+"""An integer program for the least memory ends when no plan can exceed the limit by less than this fraction less."""
 _STALLED = 1e-4
 """A round that does not improve the bound by this part, nor the plan, has stalled."""
 _STALLS = 3
@@ -477,7 +479,7 @@ class _Program:
             self._highs.setOptionValue(name, value)
         self._highs.setOptionValue("mip_max_nodes", _NODES)
         # Relative to the excess, so that a search for a plan that fits does not end at one that nearly does.
-        self._highs.setOptionValue("mip_rel_gap", GAP / 10 if self.scale else 0.05)
+        self._highs.setOptionValue("mip_rel_gap", GAP / 10 if self.scale else _EXCESS_GAP)
         self._highs.passModel(self._model())
 
     def _model(self) -> highspy.HighsLp:
