@@ -72,6 +72,16 @@ def test_an_all_reduce_is_priced_once_if_the_compiler_moves_it_and_a_reduce_scat
     assert sent(FSDP, "reduce-scatter") in (0, pytest.approx(STEPS * weights * 7 / 8, rel=0.01))
 
 
+def test_an_all_reduce_of_which_a_slice_is_added_stays_in_the_loop():
+    (mesh,) = prepare_meshes(trace(rnn, (W, XS)), [{"data": 2, "model": 4}], find_hardware("h100"), None, {}, GPU)
+    (edge,) = (edge for edge in mesh.model.graph.edges if edge.all_reduce_count is not None)
+    nothing, both = (0, 0), mesh.costs.links.bits(("data", "model"))
+    whole = mesh.costs.links.reshard_steps(nothing, nothing, both, edge.bytes)
+    slices = mesh.costs.links.reshard_steps(nothing, (1, 2), both, edge.bytes)
+    assert [step.kind for step in (*whole, *slices)] == ["all-reduce"] * 2
+    assert (edge.times(whole), edge.times(slices)) == (1, STEPS)
+
+
 def test_loops_change_no_edge_without_a_sum():
     model = build_step_model(trace(lambda x: lax.scan(lambda h, _: (h @ x, None), x, None, length=3)[0], (W,)), {}, TPU)
     assert all(edge.all_reduce_count is None for edge in model.graph.edges)

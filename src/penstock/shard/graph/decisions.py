@@ -152,8 +152,11 @@ class Edge:
     combined: int = 1
 
     def times(self, steps: Sequence[ReshardStep]) -> float:
-        """Return how often some collectives reshard the array in a step."""
-        alone = len(steps) == 1 and steps[0].kind == "all-reduce"
+        """Return how often some collectives reshard the array in a step.
+
+        XLA's `WhileLoopAllReduceCodeMotion` moves an all-reduce whose result is added to a carry, and not a slice of it.
+        """
+        alone = len(steps) == 1 and steps[0].kind == "all-reduce" and not steps[0].sliced
         return self.all_reduce_count if alone and self.all_reduce_count is not None else self.count
 
     def seen_from(self, node: int) -> tuple[int, Dims, Dims]:

@@ -37,6 +37,7 @@ class ReshardStep:
         of a reduce-scatter or an all-reduce, local bytes of an all-to-all or a permute.
       bytes_on_wire: bytes that one device sends if the collective runs as a ring.
       after: the layout of the array after it.
+      sliced: whether a device keeps only a slice of its result.
     """
 
     kind: str
@@ -44,6 +45,7 @@ class ReshardStep:
     bytes: float
     bytes_on_wire: float
     after: Layout
+    sliced: bool = False
 
 
 @dataclass
@@ -260,7 +262,8 @@ class MeshLinks:
             local_bytes /= n
         if reduced:
             n = self.shards(reduced)
-            steps.append(ReshardStep("all-reduce", reduced, local_bytes, 2 * local_bytes * (n - 1) / n, tuple(layout)))
+            on_wire = 2 * local_bytes * (n - 1) / n
+            steps.append(ReshardStep("all-reduce", reduced, local_bytes, on_wire, tuple(layout), sliced=bool(sliced)))
         local_bytes /= self.shards(sliced)
         layout = [mask | wanted & sliced for mask, wanted in zip(layout, target, strict=True)]
         permuted = self._find_permuted(source, target, gathered)
