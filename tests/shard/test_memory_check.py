@@ -160,6 +160,21 @@ def test_a_baseline_that_fits_is_taken_before_a_refusal(monkeypatch):
     assert not any(each.left_to_compiler for each in compiled)
 
 
+def test_after_a_slow_baseline_that_fits_smaller_plans_are_tried(monkeypatch):
+    arguments = ([array(512, 512) for _ in range(4)], array(512, 512))
+    mesh = {"data": 2, "model": 4}
+    slow = plan_of(deep_step, *arguments, mesh=mesh, check=False).baselines["FSDP"]
+    limit = slow.memory.total
+    compiled = compile_to(monkeypatch, lambda plan: limit if plan.cost == slow or slow in costs() else 1.01 * limit)
+
+    def costs():
+        return [each.cost for each in compiled]
+
+    plan = plan_of(deep_step, *arguments, mesh=mesh, memory=limit)
+    assert slow in costs()
+    assert plan.cost.seconds < 0.8 * slow.seconds
+
+
 def test_plans_that_are_expected_far_above_the_limit_are_not_compiled_before_a_refusal(monkeypatch):
     costs = plan_of(deep_step, *DEEP, check=False).baselines
     limit = int(0.5 * min(cost.memory.total for cost in costs.values()))
