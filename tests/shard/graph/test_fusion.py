@@ -35,6 +35,20 @@ def test_a_tpu_computes_the_exponentials_of_a_softmax_again_and_a_cpu_stores_the
     assert "exp" in dict(stored(CPU, softmax_gradient, square(), square()))
 
 
+@pytest.mark.parametrize("compiler", [CPU, GPU])
+def test_an_exponential_is_stored_for_several_fusions_and_not_for_several_operations_of_one(compiler):
+    def one(x, y):
+        power = jnp.exp(x @ y)
+        return (power * (1 - power)) @ y
+
+    def several(x, y):
+        power = jnp.exp(x @ y)
+        return (power * (1 - power)) @ ((power + 1) @ y)
+
+    assert "exp" not in dict(stored(compiler, one, square(), square()))
+    assert "exp" in dict(stored(compiler, several, square(), square()))
+
+
 def test_a_tpu_keeps_half_of_what_only_products_read():
     def step(x, y):
         hidden = x @ y

@@ -10,7 +10,7 @@ approximates a minimal cut between the forward and the backward pass.
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -133,10 +133,6 @@ class _Fuser:
         self.returned = {output for _, output in outputs} - self.replaced
         for output in self.returned:
             self.needs[output].last = len(self.ops) - 1
-        self.reader_count: Counter[int] = Counter()
-        for op in self.ops:
-            if op.primitive not in ALIASES:
-                self.reader_count.update({self.root(operand) for operand in op.operands if operand is not None})
         self.births, self.around = _find_births(program, self.inputs)
         # The values that are written to memory that exists already: to stacks.
         self.written = {self.root(inside) for loop in program.loops for inside, _ in loop.stacks if inside is not None}
@@ -363,8 +359,8 @@ class _Fuser:
             return _SURPLUS * kept < self._cost_until(operands, need.end, time)
         if need.last_product >= 0:
             return True
-        if self.reader_count[result] < 2:
-            return False
+        if len(need.readers) < 2:
+            return False  # all that read it are parts of one fusion
         return op.primitive in EXPENSIVE or self._cost_until(operands, need.end, time) > 0
 
     def _cost_until(self, values: Iterable[int], until: int, now: int) -> float:
