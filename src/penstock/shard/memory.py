@@ -200,7 +200,7 @@ class _Trials:
         if not self._fitting:
             self._compile_baselines()
             if self._fitting:
-                self._correct(max(_COMPILATIONS, len(self.done) + _COMPILATIONS // 2))
+                self._correct(len(self.done) + _COMPILATIONS // 2)
         if not self._fitting:
             self._leave_to_compiler()
 
@@ -352,7 +352,7 @@ class _Trials:
         best, proof = self.fastest, self.current.proof
         if best is None and proof is not None and within < proof.memory:
             return None  # it is proved that no layout is predicted to fit
-        if best is not None and (best.proof is not None or not too_large):
+        if best is not None and best.proof is not None:  # after a baseline, which has no proof, smaller plans are searched
             assert best.checked is not None
             # Without the limit, a plan may be faster if this one is near it, or if a baseline is faster.
             if not best.near_limit and all(each.seconds >= best.cost.seconds for each in best.baselines.values()):
