@@ -6,15 +6,18 @@ would be wrong. It warns where only speed is lost. `tests/test_private.py` fails
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import math
 import re
+import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+from jax.extend.core.primitives import remat_p
 
 from penstock._versions import JAX
 from penstock.errors import UnsupportedVersionError
@@ -26,9 +29,20 @@ CONVERT_CONSTANTS = ("jax._src.interpreters.partial_eval", "convert_constvars_ja
 LOWER_JAXPR = ("jax._src.interpreters.partial_eval", "lower_jaxpr2")  # from JAX 0.12 on
 DISTRIBUTED = ("jax._src.distributed", "global_state")
 USER_FRAMES = ("jax._src.source_info_util", "user_frames")
+USER_CONTEXT = ("jax._src.source_info_util", "user_context")
 BACKENDS_STARTED = ("jax._src.xla_bridge", "backends_are_initialized")
 CLUSTERS = ("jax._src.clusters", "ClusterEnv._cluster_types")
-PARTS = (TRACE_CONTEXT, TRACE_STATE_CLEAN, PRINT_OPTIONS, CONVERT_CONSTANTS, DISTRIBUTED, USER_FRAMES, BACKENDS_STARTED, CLUSTERS)
+PARTS = (
+    TRACE_CONTEXT,
+    TRACE_STATE_CLEAN,
+    PRINT_OPTIONS,
+    CONVERT_CONSTANTS,
+    DISTRIBUTED,
+    USER_FRAMES,
+    USER_CONTEXT,
+    BACKENDS_STARTED,
+    CLUSTERS,
+)
 """All private parts of JAX that are used: for each, its module and its names in JAX's releases, newest first."""
 
 ClosedJaxpr = Any
@@ -132,6 +146,46 @@ def source_frames(source_info: Any) -> list[tuple[str, int, str]]:
     except UnsupportedVersionError:
         return []
     return [(frame.file_name, frame.start_line, frame.function_name) for frame in frames]
+
+
+@contextlib.contextmanager
+def checkpoints(kept: bool) -> Iterator[None]:
+    """Trace functions in a `with` block of this thread with their calls of `jax.checkpoint`, or as if these were not there."""
+    if kept:
+        yield
+        return
+    with _LOCK:
+        ignored = _ignoring_checkpoints()
+    with ignored(True):
+        yield
+
+
+_LOCK = threading.Lock()
+
+
+@functools.cache
+def _ignoring_checkpoints() -> Any:
+    """Return a context whose value is whether `jax.checkpoint` is ignored. JAX keeps what it traced by the values of contexts."""
+    ignored, bind = jax.make_user_context(False), remat_p.bind
+
+    def bind_or_inline(*args: Any, jaxpr: Any, **params: Any) -> Any:
+        if ignored.value:
+            return jax.core.eval_jaxpr(jaxpr, (), *args)
+        return bind(*args, jaxpr=jaxpr, **params)  # type: ignore[no-untyped-call]
+
+    remat_p.bind = bind_or_inline  # type: ignore[method-assign]
+    return ignored
+
+
+@contextlib.contextmanager
+def from_source(equation: Any) -> Iterator[None]:
+    """Trace equations as if they came from the source of another equation, on its mesh."""
+    try:
+        context = part(*USER_CONTEXT)(equation.source_info.traceback, name_stack=equation.source_info.name_stack)
+    except UnsupportedVersionError:
+        context = contextlib.nullcontext()
+    with context, equation.ctx.manager:
+        yield
 
 
 def process_messages() -> Any:

@@ -6,6 +6,13 @@ raise plain `TypeError` and `ValueError`, and errors of your own functions are p
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.shard.plan import Plan
+
 
 class PenstockError(Exception):
     """The base class of all errors that only penstock raises."""
@@ -28,7 +35,16 @@ class WorkerDiedError(PenstockError, RuntimeError):
 
 
 class PlanError(PenstockError, ValueError):
-    """No layout fits the memory limit. The message describes the smallest one found, and what would help."""
+    """No layout fits the memory limit. The message describes the smallest one found, and what would help.
+
+    Attributes:
+      needed: the bytes that one device needs with the smallest layout found.
+      options: plans that are predicted to fit, by what they change. Each is made, and compiled if necessary, when it is read.
+    """
+
+    def __init__(self, message: str, needed: int | None = None, options: Mapping[str, Plan] = MappingProxyType({})) -> None:
+        super().__init__(message)
+        self.needed, self.options = needed, options
 
 
 class CompileError(PenstockError, RuntimeError):
@@ -49,6 +65,10 @@ class CompilerMemoryError(CompileError):
 
 class CompilerFailedError(CompileError):
     """A compiler gives no answer: it is in use by another process, crashed, was killed, or takes too long."""
+
+
+class SplitError(PenstockError, ValueError):
+    """A step cannot run in parts of its batch. The message says why, and names the line."""
 
 
 class OtherStepError(PenstockError, ValueError):

@@ -162,6 +162,7 @@ class FlatProgram:
       inputs: the arguments of the step, flattened.
       constants: the values that the step closes over.
       outputs: the results of the step, flattened; None for a literal.
+      results: the path of each equation → its results; None for a literal.
     """
 
     values: list[Value] = field(default_factory=list)
@@ -172,6 +173,7 @@ class FlatProgram:
     inputs: list[int] = field(default_factory=list)
     constants: list[int] = field(default_factory=list)
     outputs: list[int | None] = field(default_factory=list)
+    results: dict[Path, tuple[int, ...]] = field(default_factory=dict, repr=False)
 
     @property
     def unknown(self) -> tuple[str, ...]:
@@ -258,6 +260,12 @@ def _flatten_jaxpr(program: FlatProgram, jaxpr: Any, environment: dict[Any, int]
         call = find_call(equation)
         if call is not None:
             _inline_call(program, equation, call, environment, replace(here, region=here.path) if name in CHECKPOINTS else here)
+        elif name == "optimization_barrier":
+            for variable, atom in zip(equation.outvars, equation.invars, strict=True):
+                value = _read(environment, atom)
+                environment[variable] = _new_value(program, variable.aval) if value is None else value
+            if not place.region:
+                place = replace(place, region=here.path)
         elif name == "scan":
             _inline_scan(program, equation, environment, here)
         elif name == "while":
@@ -266,6 +274,7 @@ def _flatten_jaxpr(program: FlatProgram, jaxpr: Any, environment: dict[Any, int]
             _inline_cond(program, equation, environment, here)
         else:
             _append_op(program, equation, environment, here)
+        program.results[here.path] = tuple(environment[variable] for variable in equation.outvars)
 
 
 def _append_op(program: FlatProgram, equation: Any, environment: dict[Any, int], place: _Place) -> None:

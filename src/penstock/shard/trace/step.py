@@ -17,14 +17,16 @@ import itertools
 import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from types import MappingProxyType
 from typing import Any
 
 import jax
 import numpy as np
 
-from penstock._jax import ClosedJaxpr, lowered
+from penstock._jax import ClosedJaxpr, checkpoints, lowered
+from penstock.errors import SplitError
 from penstock.shard.trace.calls import held_jaxprs, open_jaxpr
 from penstock.shard.trace.fingerprint import fingerprint, hash_numbers
 from penstock.shard.trace.flat_program import FlatProgram, aval_bytes, find_meshes, flatten, merge_sums
@@ -40,6 +42,7 @@ from penstock.shard.trace.modules import (
     unmark_static,
     written_arguments,
 )
+from penstock.shard.trace.rewriting import AS_WRITTEN, Rewriting
 
 
 @dataclass(frozen=True)
@@ -222,6 +225,8 @@ class TracedStep:
         the results in `outputs`, and are not in `out_tree`.
       returned: for each argument that the step writes to and returns as well, the numbers of the results that are its new leaves.
       high: whether the step has high-level primitives, which JAX lowers before it compiles.
+      rewriting: what `program` has, and `closed` has not.
+      trace_again: traces the step with other shapes of its arguments.
     """
 
     closed: ClosedJaxpr
@@ -236,6 +241,39 @@ class TracedStep:
     written: tuple[int, ...] = ()
     returned: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     high: bool = False
+    rewriting: Rewriting = AS_WRITTEN
+    trace_again: Callable[[tuple], TracedStep] | None = field(default=None, repr=False, compare=False)
+
+    def rewrite(self, rewriting: Rewriting) -> TracedStep:
+        """Return the step with a program that a plan changes."""
+        return replace(self, program=flatten(self.rewritten(rewriting)), rewriting=rewriting)
+
+    def rewritten(self, rewriting: Rewriting) -> ClosedJaxpr:
+        """Return the changed step as a closed jaxpr.
+
+        Raises:
+          SplitError: the step cannot run in parts of its batch; the message says why.
+        """
+        part = None
+        if rewriting.microbatches > 1:
+            try:
+                part = self.resized(rewriting.batch, Fraction(1, rewriting.microbatches)).closed
+            except Exception as error:
+                raise SplitError(f"the step cannot be traced with a part of its batch: {error}") from error
+        return rewriting.apply(self.closed, part)
+
+    def resized(self, batch: Sequence[int], factor: Fraction) -> TracedStep:
+        """Return the step traced with so many times the rows of the given flat arguments."""
+        assert self.trace_again is not None
+        shapes = [leaf.shape for leaf in self.inputs]
+        for at in batch:
+            shapes[at] = (int(shapes[at][0] * factor), *shapes[at][1:])
+        leaves = [
+            jax.ShapeDtypeStruct(shape, leaf.dtype, weak_type=leaf.weak) for shape, leaf in zip(shapes, self.inputs, strict=True)
+        ]
+        with checkpoints(self.rewriting.checkpoints):
+            again = self.trace_again(jax.tree_util.tree_unflatten(self.tree, leaves))
+        return replace(again, rewriting=self.rewriting)
 
     @functools.cached_property
     def constants(self) -> tuple[Constant, ...]:
@@ -356,7 +394,8 @@ def trace_form(
         return trace_form(step, form, values, weak, read_only | unchanged, {**returned, **again})
     state = find_state(program, abstract, out, replaced)
     changed = tuple(sorted(written))
-    return TracedStep(closed, unmerged, program, inputs, tuple(outputs), tree, out_tree, state, form, changed, returned, high)
+    traced = TracedStep(closed, unmerged, program, inputs, tuple(outputs), tree, out_tree, state, form, changed, returned, high)
+    return replace(traced, trace_again=lambda values: trace_form(step, form, values, weak, read_only, returned))
 
 
 _JITTED = type(jax.jit(lambda: None))
