@@ -42,7 +42,8 @@ from penstock.errors import StepError as StepError
 from penstock.errors import UnsupportedVersionError as UnsupportedVersionError
 from penstock.feed import Feed as Feed
 from penstock.shard import Plan as Plan
-from penstock.shard.plan import plan as plan
+from penstock.shard.largest_batch import largest_batch as largest_batch
+from penstock.shard.planning import plan as plan
 from penstock.train import EarlyStop as EarlyStop
 from penstock.train import Evaluation as Evaluation
 from penstock.train import Goodput as Goodput

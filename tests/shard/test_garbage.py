@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.shard.plan import without_collection
+from penstock.shard.planning import without_collection
 
 
 @pytest.fixture(params=[True, False], ids=["on", "off"])

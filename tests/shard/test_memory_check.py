@@ -96,7 +96,6 @@ def test_without_a_check_nothing_is_compiled_and_nothing_refused_by_prediction(m
 def test_arguments_that_alone_exceed_the_limit_are_refused_at_once(check, monkeypatch):
     compiled = count_compilations(monkeypatch)
     memory = LEAST - 1
-    monkeypatch.setattr("penstock.shard.plan.search_meshes", None)
     with pytest.raises(PlanError, match=r"no layout fits .*: the arguments alone take .* too much\. The largest .* 'params/in'"):
         plan_of(mlp_step, mlp(64, 128), rows(64, 64), memory=memory, check=check)
     assert not compiled

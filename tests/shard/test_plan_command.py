@@ -118,6 +118,13 @@ def test_a_role_is_used(planned, tmp_path):
     assert (roles["state/up"], roles["batch"]) == ("other", "batch")
 
 
+def test_a_step_is_changed_so_that_it_fits(planned, tmp_path):
+    path = f"{tmp_path}/plan.json"
+    status, out, _ = planned("jobs_to_plan:job", *ON, "--microbatches", "2", "--remat", "auto", "--save", path)
+    assert (status, Plan.load(path).rewriting.microbatches) == (0, 2)
+    assert "the batch runs in 2 parts of 256 rows" in out
+
+
 def test_verify_compiles_for_the_devices_present(planned):
     status, out, _ = planned("jobs_to_plan:job", *ON, "--verify")
     assert status == 0
@@ -156,7 +163,7 @@ def test_a_baseline_is_taken_and_saved_instead_of_the_plan(planned, tmp_path):
 def test_a_baseline_that_a_plan_does_not_have_is_named_with_those_that_it_has(planned):
     status, _, err = planned("jobs_to_plan:job", *ON, "--take", "FSPD")
     assert status == 2
-    assert "--take: this plan has no alternative 'FSPD'; there are 'data parallel'" in err
+    assert "--take: there is no alternative 'FSPD'; there are 'data parallel'" in err
 
 
 def test_baselines_are_compiled_beside_the_plan(planned):
@@ -233,6 +240,9 @@ def test_unknown_hardware_lists_the_known_names_once(planned):
         (["jobs_to_plan:job", "--constraint", "op=P('model')"], 2, ["'op' matches no leaf", "the nearest are 'up'"]),
         (["jobs_to_plan:job", "--role", "up=weights"], 2, ["--role", "one of parameters, optimizer, batch, other"]),
         (["jobs_to_plan:job", "--role", "op=other"], 2, ["'op' matches no leaf", "the nearest are 'up'"]),
+        (["jobs_to_plan:job", "--microbatches", "3"], 2, ["microbatches=3: the 512 rows of the batch do not divide"]),
+        (["jobs_to_plan:job", "--microbatches", "few"], 2, ["--microbatches", "few"]),
+        (["jobs_to_plan:forward", "--remat", "auto"], 2, ["no backward pass was found in this step"]),
         (["jobs_to_plan:job", "--html", "/no/such/folder/plan.html"], 2, ["--html", "/no/such/folder"]),
         (["jobs_to_plan:job", "--save", "."], 2, ["--save .: is a folder"]),
     ],

@@ -47,7 +47,7 @@ from penstock.shard.compiler import read_check
 from penstock.shard.mesh.explicit_axes import automatic_axes
 from penstock.shard.mesh.hardware import find_hardware
 from penstock.shard.mesh.shapes import refuse_repeated
-from penstock.shard.plan import plan_traced, without_collection
+from penstock.shard.planning import Options, plan_traced, without_collection
 from penstock.shard.record import named_shardings
 from penstock.shard.remarks import nearest_sizes
 from penstock.shard.serialization import from_json, to_json
@@ -327,8 +327,8 @@ class AutoShardDistribution(Distribution):  # type: ignore[misc]  # Keras has no
             if plan is None:
                 mesh = self._given_mesh or kept_on
                 devices = self._given_devices if mesh is None else None
-                options = {"constraints": kept, "roles": step.roles(arguments), **self._options}
-                make = functools.partial(plan_traced, traced, mesh=mesh, devices=devices, **options)
+                options = Options(mesh, devices, constraints=kept, roles=step.roles(arguments), **self._options)
+                make = functools.partial(plan_traced, traced, options)
                 try:
                     plan = plan_together(make, traced, devices if mesh is None else list(mesh.devices.flat))
                 except (TypeError, ValueError) as error:

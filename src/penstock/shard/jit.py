@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from penstock._jax import checkpoints
 from penstock.errors import ExplicitAxesError, OtherStepError
 from penstock.shard.apply.sharding_constraints import insert_constraints
 from penstock.shard.mesh.explicit_axes import automatic_axes, refuse_explicit, to_automatic, to_explicit
@@ -144,12 +145,14 @@ def _jit_form(
     def planned(*given: Any) -> Any:
         refuse_explicit(given)
         values = given if structure is None else jax.tree_util.tree_unflatten(structure, given)
-        called = trace_form(step, form, values, [leaf.weak for leaf in plan.inputs])
+        with checkpoints(plan.rewriting.checkpoints):
+            called = trace_form(step, form, values, [leaf.weak for leaf in plan.inputs])
         check_step(plan, called)
         flat = jax.tree_util.tree_leaves(values)
         if traced is None:
             flat = list(map(jax.lax.with_sharding_constraint, flat, named_shardings(plan.inputs, mesh)))
-        results = insert_constraints(called.closed, plan.sharding_constraints, mesh)(*flat)
+        closed = called.rewritten(plan.rewriting)
+        results = insert_constraints(closed, plan.sharding_constraints, mesh)(*flat)
         if traced is None:
             results = list(map(jax.lax.with_sharding_constraint, results, named_shardings(plan.outputs, mesh)))
         if structure is None:
@@ -226,8 +229,9 @@ def jit_flat(plan: PlanRecord, traced: TracedStep, mesh: Any) -> Any:
 
     It leaves out `jax.debug.print`, `jax.debug.callback` and `jax.pure_callback`: a program with callbacks cannot be exported.
     """
+    closed = traced.rewritten(plan.rewriting)
     return jax.jit(
-        insert_constraints(traced.closed, plan.sharding_constraints, mesh, callbacks=False),
+        insert_constraints(closed, plan.sharding_constraints, mesh, callbacks=False),
         in_shardings=named_shardings(plan.inputs, mesh),
         out_shardings=named_shardings(plan.outputs, mesh),
         donate_argnums=tuple(sorted(set(plan.state.values()))),

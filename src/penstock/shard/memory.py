@@ -71,6 +71,7 @@ CHOSEN_BY_PROGRAM = "chosen because its compiled program costs less than the pro
 Search = Callable[[float], MeshPlan]
 Write = Callable[[MeshPlan], PlanRecord]
 WriteLeft = Callable[[PreparedMesh, Assignment], list[PlanRecord]]
+Advise = Callable[[float, float | None], tuple[str, Mapping[str, Any]]]
 
 
 def enforce_limit(
@@ -83,6 +84,7 @@ def enforce_limit(
     baselines: Mapping[str, MeshPlan],
     limit: int,
     check: bool | str | None,
+    advise: Advise,
 ) -> PlanRecord:
     """Return the fastest plan that was found to fit its memory limit.
 
@@ -93,6 +95,8 @@ def enforce_limit(
       choose_compiler: returns the compiler that decides.
       meshes: all meshes that are searched.
       check: as in `ps.plan`.
+      advise: returns what would help, in words and as plans, given the bytes that the smallest plan needs, and those that it was
+        predicted to need. The latter are None if the arguments alone exceed the limit.
 
     Returns:
       The plan, with the compiler's figures if it was compiled. It warns if the plan could not be compiled, or if it should not
@@ -104,7 +108,9 @@ def enforce_limit(
     """
     smallest, sizes = min(((each, least_arguments(each)) for each in meshes), key=lambda each: sum(each[1]))
     if sum(sizes) + traced.constant_bytes > limit:
-        raise PlanError(_describe_arguments(smallest, sizes, traced, limit))
+        least = sum(sizes) + traced.constant_bytes
+        advice, options = advise(least, None)
+        raise PlanError(_describe_arguments(smallest, sizes, traced, limit, advice), math.ceil(least), options)
     found = search(limit)
     plan = write(found)
     above = plan.cost.memory.total > limit
@@ -127,7 +133,10 @@ def enforce_limit(
         failed = replace(trials.current, compiler_failed=True)
         return _warn_unchecked(failed, f"could not be compiled here to check that it fits: {error}")
     if trials.fastest is None:
-        raise PlanError(_describe_excess(trials.smallest, traced, compiler, len(trials.done), plan.proof))
+        trial = trials.smallest
+        advice, options = advise(trial.needed, trial.plan.cost.memory.total)
+        message = _describe_excess(trial, traced, compiler, len(trials.done), plan.proof, advice)
+        raise PlanError(message, math.ceil(trial.needed), options)
     return trials.fastest
 
 
@@ -370,7 +379,7 @@ class _Trials:
         """Return whether the arguments of a plan fit, and no plan with the same layouts was compiled or is among others."""
 
         def layouts(plan: PlanRecord) -> tuple[Any, ...]:
-            return plan.mesh_shape, plan.inputs, plan.sharding_constraints
+            return plan.mesh_shape, plan.inputs, plan.sharding_constraints, plan.rewriting
 
         seen = itertools.chain((each.plan for each in self.done), (each[2] for each in others))
         return plan.cost.memory.arguments <= self.limit and all(layouts(each) != layouts(plan) for each in seen)
@@ -505,27 +514,29 @@ def with_cost_of(plan: PlanRecord, measured: Measured, hardware: Hardware) -> Pl
 # Messages of errors and warnings.
 
 
-def _describe_arguments(prepared: PreparedMesh, sizes: Sequence[float], traced: TracedStep, limit: int) -> str:
+def _describe_arguments(prepared: PreparedMesh, sizes: Sequence[float], traced: TracedStep, limit: int, advice: str) -> str:
     """Describe that the stored arguments and the constants alone exceed the limit in any layout.
 
     Args:
       sizes: the fewest bytes of each stored argument.
+      advice: what would help, if that is known.
     """
-    least = sum(sizes) + traced.constant_bytes
+    least, devices = sum(sizes) + traced.constant_bytes, math.prod(prepared.mesh_shape.values())
     return (
         f"no layout fits {format_bytes(limit)} a device on mesh {describe_mesh(prepared.mesh_shape)}: the arguments"
         f"{' and constants' if traced.constants else ''} alone take "
         f"{format_bytes(least)} if each is sharded as far as it divides, {format_bytes(least - limit)} too much. The largest on "
         f"each device: {'; '.join(_name_largest(sizes, traced))}. {_about_constants(traced)}"
-        f"More than {math.prod(prepared.mesh_shape.values())} devices, or arguments of a smaller dtype, would help."
+        f"{advice or f'More than {devices} devices, or arguments of a smaller dtype, would help'}."
     )
 
 
-def _describe_excess(trial: _Trial, traced: TracedStep, compiler: Compiler, count: int, proof: Proof | None) -> str:
+def _describe_excess(trial: _Trial, traced: TracedStep, compiler: Compiler, count: int, proof: Proof | None, advice: str) -> str:
     """Describe by how much the smallest of `count` compiled plans exceeds the limit, and which arrays take the most memory.
 
     Args:
       proof: of the search within the limit.
+      advice: what would help, if that is known.
     """
     prepared, assignment, plan, needed = trial.prepared, trial.assignment, trial.plan, trial.needed
     # The activations of a plan that is left to the compiler are not predicted.
@@ -540,7 +551,7 @@ def _describe_excess(trial: _Trial, traced: TracedStep, compiler: Compiler, coun
         f"{format_bytes(needed - plan.limit)} too much; {format_bytes(plan.cost.memory.arguments)} of it are arguments. "
         f"The largest on each device: {'; '.join(_largest_arguments(prepared, assignment, traced))}. "
         f"{_about_constants(traced)}{predicted}"
-        f"More than {plan.device_count} devices, a smaller batch, or jax.checkpoint around each layer would help."
+        f"{advice or f'More than {plan.device_count} devices, a smaller batch, or jax.checkpoint around each layer would help'}."
         f"{f' Note that {compiler.remark}.' if compiler.remark else ''}"
     )
 

@@ -1,279 +1,31 @@
-"""Find a plan for a step, and use it: shardings, the jitted step, sharded state, verification, files and pages.
-
-`trace/` reads the step, `graph/` turns it into decisions, `search/` decides, `apply/` turns the decisions into layouts, and
-`memory.py` enforces the limit. The result is written as a `PlanRecord`; with its step and devices, it is a `Plan`.
-"""
+"""A plan of a step: shardings, the jitted step, sharded state, verification, files and pages."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import gc
-import math
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from penstock._bytes import parse_bytes
-from penstock.shard.apply.partition_specs import write_layouts
+from penstock._jax import checkpoints
+from penstock.shard.alternatives import Alternatives
 from penstock.shard.arguments import find_arguments, put_copy, select_batch
-from penstock.shard.axis_names import name_axes
-from penstock.shard.compiler import choose_compiler, hardware_of, match_topology, read_check
-from penstock.shard.graph.constraints import axes_in_constraints, given_roles
 from penstock.shard.jit import PlannedStep, check_step, refuse_other_arguments
-from penstock.shard.memory import describe_constants, enforce_limit, leave_to_compiler
 from penstock.shard.mesh import shapes as mesh_shapes
-from penstock.shard.mesh.compiler_models import COMPILER_MODELS
 from penstock.shard.mesh.explicit_axes import automatic_axes, to_automatic, to_explicit
-from penstock.shard.mesh.hardware import Hardware, detect_hardware, find_hardware
-from penstock.shard.padding import padded_memory
 from penstock.shard.present.text import plan_line, plan_text
-from penstock.shard.record import LeafLayout, PlanRecord, named_shardings
-from penstock.shard.remarks import describe_lost_gradients, describe_uneven_batch
-from penstock.shard.search.costs import Assignment, Cost, axis_work, predict_cost
-from penstock.shard.search.solver import MeshPlan, PreparedMesh, best_baselines, prepare_meshes, search_meshes
+from penstock.shard.record import PlanRecord, named_shardings
 from penstock.shard.serialization import load, save
 from penstock.shard.trace.modules import Shared, drop_static, mark_static, put_shared_back, take_shared_out, unmark_static
-from penstock.shard.trace.step import TracedStep, refuse_option_names, trace, tree_leaves
+from penstock.shard.trace.step import TracedStep, trace, tree_leaves
 from penstock.shard.verify import Verified, verify
 
 _DECIDED_BY_PLAN = frozenset(["in_shardings", "out_shardings", "static_argnums", "static_argnames", "donate_argnames"])
-
-
-def plan(
-    step: Callable,
-    /,
-    *args: Any,
-    mesh: Any = None,
-    devices: Any = None,
-    hardware: str | Hardware | None = None,
-    memory: int | str | None = None,
-    constraints: Mapping[str, Any] | None = None,
-    roles: Mapping[str, str] | None = None,
-    check: bool | str | None = None,
-    **kwargs: Any,
-) -> Plan:
-    """Find a sharding of all arguments and intermediates of a step, so that it runs fast and fits the memory.
-
-    Args:
-      step: a function that `jax.jit` accepts: (state, batch) → (state, loss), or (params, optimizer, batch) → (params, optimizer,
-        loss), or any other. It is traced and never run. Its own `with_sharding_constraint` and `shard_map` are kept; they have
-        to be on the mesh of the plan. Flax NNX objects among its arguments may be changed by it, with `nnx.jit` or without:
-        (model, optimizer, batch) → loss. Such arguments are state. Leaves of Equinox modules that are not arrays are static.
-      *args, **kwargs: its arguments, as pytrees of arrays or of `jax.ShapeDtypeStruct`. Nothing is allocated. An argument with
-        the name of an option below has to be given by position.
-      mesh: a `jax.sharding.Mesh`, an `AbstractMesh`, or a dict of axis sizes, {"data": 2, "model": 4}. One to three axes.
-        Explicit axes count as automatic ones, inside of `jax.set_mesh` too.
-      devices: a number of devices, or the devices. Without a mesh, the mesh shape is searched too: with up to three axes. They
-        are named after what they do in the plan: data and fsdp shard the batch, model shards other dimensions of tensors. Axes
-        that constraints name keep their names. Without both, all devices are used.
-      hardware: a name ("tpu-v5e", "h100") or a `Hardware`. None takes the hardware of JAX's default device.
-      memory: the memory limit of one device, in bytes or as "16GiB". None takes the memory of the hardware.
-      constraints: layouts that the plan has to use, {path pattern: PartitionSpec}: {"params/embed": P("model", None)}.
-      roles: the roles of leaves, where the planner infers them wrongly, {path pattern: role}. A role is "parameters",
-        "optimizer", "batch" or "other".
-      check: the compiler that decides whether plans fit. True takes the compiler of this process's devices, or of a topology if
-        the plan is for TPUs or GPUs that are not here. A string names the topology: "v5e:2x4", "2xv5e:2x4" for two
-        slices, or "h100:4x8" for 4 hosts of 8 GPUs. It also gives the hardware and the number of devices if these are not
-        given. Both compile the plan that is returned. If its program costs over 5 % more than predicted, they compile up
-        to four others, and return the fastest. None compiles if the prediction is near the limit or above. A plan for
-        TPUs or GPUs is not judged by the CPU's compiler: without theirs (`pip install "penstock[tpu]"`,
-        `pip install "penstock[gpu-compiler]"`), None returns it unchecked, with a warning. False compiles nothing; if no
-        plan is predicted to fit, it returns the one of least memory, with a warning. If a compiled plan does not fit, or
-        needs less than predicted, the search is repeated.
-
-    Returns:
-      A `Plan`.
-
-    Raises:
-      PlanError: no plan fits the memory limit once compiled, or the arguments alone exceed it.
-      CompileError: `check` asks to compile the plan, and it does not compile.
-      TypeError: an argument has a wrong type; the message names it.
-      ValueError: an argument has a wrong value; the message names the leaf, its shape, and what would be right.
-
-    Errors that the step raises while it is traced are passed on. A step that computes gradients gets a `UserWarning` if no array
-    that it returns depends on them; in a step without state, a scalar is enough. So do a step that drops the new parameters that
-    it computes, and a batch whose rows do not divide over the devices.
-
-    Examples:
-      >>> import jax
-      >>> def step(params, batch):
-      ...     def loss(params):
-      ...         return ((jax.nn.relu(batch["x"] @ params["up"]) @ params["down"] - batch["x"]) ** 2).mean()
-      ...     value, gradients = jax.value_and_grad(loss)(params)
-      ...     return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
-      >>> def array(*shape):
-      ...     return jax.ShapeDtypeStruct(shape, "float32")
-      >>> params = {"up": array(512, 2048), "down": array(2048, 512)}
-      >>> plan = ps.plan(step, params, {"x": array(8192, 512)}, mesh={"data": 2}, hardware="tpu-v5e", check=False)
-      >>> plan.mesh_shape
-      {'data': 2}
-      >>> [leaf.path for leaf in plan.inputs if leaf.role == "batch"]
-      ['batch/x']
-    """
-    options = {"mesh": mesh, "devices": devices, "hardware": hardware, "memory": memory}
-    options |= {"constraints": constraints, "roles": roles, "check": check}
-    refuse_option_names(step, args, kwargs, options)
-    with automatic_axes():
-        with without_collection():
-            traced = trace(step, args, kwargs=kwargs)
-        return plan_traced(traced, **options)
-
-
-def plan_traced(
-    traced: TracedStep,
-    mesh: Any,
-    devices: Any,
-    hardware: str | Hardware | None,
-    memory: int | str | None,
-    constraints: Mapping[str, Any] | None,
-    roles: Mapping[str, str] | None,
-    check: bool | str | None,
-) -> Plan:
-    """Find a plan of a step that is traced already, with automatic axes. The options and errors are the same as for `plan`."""
-    lost = describe_lost_gradients(traced)
-    if lost is not None:
-        warnings.warn(lost, stacklevel=3)
-    topology = read_check(check)
-    if topology is not None:
-        hardware = topology.place(find_hardware(hardware_of(topology) if hardware is None else hardware))
-        devices = topology.devices if mesh is None and devices is None else devices
-    chosen = find_hardware(hardware) if hardware is not None else detect_hardware()
-    limit = parse_bytes(memory) if memory is not None else chosen.memory
-    shapes, given = _mesh_shapes(traced, mesh, devices, constraints, chosen)
-    named = given_roles(roles, traced.inputs)
-    state = {output: index for output, index in traced.state.items() if named.get(index) not in ("batch", "other")}
-    traced = replace(traced, state=state)
-    if topology is not None:
-        match_topology(topology, shapes[0], chosen.name)
-    count = math.prod(shapes[0].values())
-    compiler = functools.cache(lambda: choose_compiler(check, chosen.name, count, traced, given))
-    # Memory is predicted for the compiler that decides.
-    platform = compiler().platform if check else chosen.platform
-    with without_collection():
-        prepared = prepare_meshes(traced, shapes, chosen, constraints, named, COMPILER_MODELS[platform])
-    remark = describe_uneven_batch(prepared, traced)
-    if remark is not None:
-        warnings.warn(remark, stacklevel=3)
-    constants = traced.constant_bytes
-    remarks = tuple(filter(None, (describe_constants(traced), remark)))
-    baselines = best_baselines(prepared, limit - constants)
-    kept = None if mesh is not None or traced.meshes() else axes_in_constraints(constraints, traced.inputs)
-
-    @without_collection()
-    def search(within: float) -> MeshPlan:
-        found = search_meshes(prepared, within - constants)
-        assert found.proof is not None
-        return replace(found, proof=replace(found.proof, memory=found.proof.memory + constants))
-
-    @without_collection()
-    def write(found: MeshPlan) -> PlanRecord:
-        record = write_record(found.prepared, found.candidate.assignment, baselines, traced, chosen, limit)
-        return finish(replace(record, proof=found.proof))
-
-    def finish(record: PlanRecord) -> PlanRecord:
-        record = replace(record, remarks=(*record.remarks, *remarks))
-        return record if kept is None else name_axes(record, kept, chosen)
-
-    def write_left(mesh: PreparedMesh, decisions: Assignment) -> list[PlanRecord]:
-        record = write_record(mesh, decisions, baselines, traced, chosen, limit)
-        return [finish(left) for left in leave_to_compiler(record, mesh, decisions)]
-
-    record = enforce_limit(
-        search=search,
-        write=write,
-        write_left=write_left,
-        choose_compiler=compiler,
-        traced=traced,
-        meshes=prepared,
-        baselines=baselines,
-        limit=limit,
-        check=check,
-    )
-    writers = {name: functools.partial(write, each) for name, each in baselines.items()}
-    return Plan._from_record(record, traced, given, writers)
-
-
-def _mesh_shapes(
-    traced: TracedStep, mesh: Any, devices: Any, constraints: Mapping[str, Any] | None, hardware: Hardware
-) -> tuple[list[dict[str, int]], list[Any] | None]:
-    """Return the mesh shapes to search, and the devices if they were given."""
-    axes, inner = axes_in_constraints(constraints, traced.inputs), traced.meshes()
-    shapes, given = mesh_shapes.candidate_shapes(mesh, devices, axes, hardware.domain_of)
-    shapes, given = mesh_shapes.match_step_meshes(shapes, given, inner, mesh is None)
-    if mesh is None and not inner:
-        shapes = mesh_shapes.keep_with_axes(shapes, axes)
-    return shapes, given
-
-
-def write_record(
-    prepared: PreparedMesh,
-    assignment: Assignment,
-    baselines: Mapping[str, MeshPlan],
-    traced: TracedStep,
-    hardware: Hardware,
-    limit: int,
-) -> PlanRecord:
-    """Write decisions as a record."""
-    model, costs, roles = prepared.model, prepared.costs, prepared.roles
-    split_from = costs.compiler.split_from
-    layouts = write_layouts(model.program, model.groups, model.graph, costs.links, assignment, traced.state, split_from)
-
-    def cost(mesh: PreparedMesh, decisions: Assignment) -> Cost:
-        found = predict_cost(mesh.costs, decisions, roles, mesh.model.inputs, model.program.unknown)
-        return replace(found, memory=replace(found.memory, constants=traced.constant_bytes))
-
-    uses = [(layouts.used.get(value), layouts.slices[value]) for value in model.program.inputs]
-    inputs = tuple(
-        LeafLayout(leaf.path, leaf.shape, str(leaf.dtype), role, spec, used, leaf.weak, slices)
-        for leaf, role, spec, (used, slices) in zip(traced.inputs, roles, layouts.inputs, uses, strict=True)
-    )
-    outputs = tuple(
-        LeafLayout(leaf.path, leaf.shape, str(leaf.dtype), "output", spec, None)
-        for leaf, spec in zip(traced.outputs, layouts.outputs, strict=True)
-    )
-    predicted = cost(prepared, assignment)
-    return PlanRecord(
-        mesh_shape=dict(prepared.mesh_shape),
-        hardware=hardware.name,
-        platform=costs.compiler.name,
-        limit=limit,
-        inputs=inputs,
-        outputs=outputs,
-        state=dict(traced.state),
-        sharding_constraints=layouts.sharding_constraints,
-        cost=predicted,
-        padded=padded_memory(prepared, assignment) + predicted.memory.constants,
-        axis_work=axis_work(costs, assignment, prepared.batch),
-        baselines={name: cost(each.prepared, each.candidate.assignment) for name, each in baselines.items()},
-        fingerprint=traced.fingerprint(),
-        numbers=traced.numbers(),
-    )
-
-
-@contextlib.contextmanager
-def without_collection() -> Iterator[None]:
-    """Pause Python's cyclic garbage collector in a `with` block. It stays off if it was off before.
-
-    Planning builds millions of objects that live until the plan is found and form almost no cycles. The collector would visit
-    them repeatedly. It is a setting of the process: if another thread ends its own block first, the collector runs again earlier.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-# The plan as an object.
 
 
 @dataclass(frozen=True)
@@ -406,7 +158,8 @@ class Plan(PlanRecord):
         """
         with automatic_axes():
             try:
-                traced = trace(step, args, [leaf.weak for leaf in self.inputs], kwargs)
+                with checkpoints(self.rewriting.checkpoints):
+                    traced = trace(step, args, [leaf.weak for leaf in self.inputs], kwargs)
             except Exception as error:
                 refuse_other_arguments(self, step, args, kwargs, error)
                 raise
@@ -588,7 +341,8 @@ class Plan(PlanRecord):
         another path, and its result a `ValueError` for a step without the operations that the plan constrains.
 
         Raises:
-          ValueError: the plan was loaded and is not bound to its step, or the step takes Flax NNX objects.
+          ValueError: the plan was loaded and is not bound to its step, the step takes Flax NNX objects, or the plan changes it
+            (`rewriting`).
 
         Examples:
           >>> w, x = jax.ShapeDtypeStruct((16, 16), "float32"), np.ones((8, 16), np.float32)
@@ -632,35 +386,3 @@ class Plan(PlanRecord):
     def _restore(tree: Any, surrounding: Mesh | None, shared: Shared) -> Any:
         """Return a tree with its shared and static parts, on the surrounding mesh if it has explicit axes."""
         return unmark_static(put_shared_back(tree if surrounding is None else to_explicit(tree, surrounding), shared))
-
-
-Made = TypeVar("Made")
-
-
-class Alternatives(Mapping[str, Made], Generic[Made]):
-    """The baselines of a plan by name. Each is written once, when it is first read.
-
-    >>> made = Alternatives({"FSDP": lambda: "a plan"})
-    >>> made["FSDP"], list(made)
-    ('a plan', ['FSDP'])
-    """
-
-    def __init__(self, writers: Mapping[str, Callable[[], Made]]) -> None:
-        self._writers = dict(writers)
-        self._written: dict[str, Made] = {}
-
-    def __getitem__(self, name: str) -> Made:
-        if name not in self._writers:
-            raise KeyError(f"this plan has no alternative {name!r}; there are {', '.join(map(repr, self._writers)) or 'none'}")
-        if name not in self._written:
-            self._written[name] = self._writers[name]()
-        return self._written[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._writers)
-
-    def __len__(self) -> int:
-        return len(self._writers)
-
-    def __repr__(self) -> str:
-        return f"<Alternatives: {', '.join(self._writers) or 'none'}>"

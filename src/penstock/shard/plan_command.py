@@ -27,7 +27,8 @@ from penstock.errors import CannotStartError, CompileError, PlanError
 from penstock.shard.graph.constraints import ROLES
 from penstock.shard.hlo.topologies import find_topology
 from penstock.shard.memory import UNCHECKED
-from penstock.shard.plan import Plan, plan
+from penstock.shard.plan import Plan
+from penstock.shard.planning import plan
 
 DESCRIPTION = """\
 Find a sharding of all arguments and intermediates of a train step. The step is traced on shapes: nothing is allocated, nothing
@@ -50,6 +51,7 @@ exit status: 0; 1 if no layout fits the memory, the function or the step fails, 
 examples:
   penstock plan train:job --devices 8 --hardware tpu-v5e
   penstock plan train:job --check v5e:2x4 --memory 12GiB
+  penstock plan train:job --check h100:8 --remat auto --microbatches auto
   penstock plan train:job --mesh data=2,model=4 --hardware tpu-v5e --memory 12GiB --html plan.html
   penstock plan train:job --devices 8 --hardware tpu-v5e --code > layout.py
   penstock plan train:job --devices 8 --hardware tpu-v5e --constraint 'params/embed=P("model", None)' --verify v5e:2x4"""
@@ -90,6 +92,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "or h100:4x8, with the compiler for these TPUs or GPUs (default: if the memory is predicted near the limit or above)",
     )
     parser.add_argument(
+        "--remat",
+        choices=["auto", "all"],
+        help="decide which activations the backward pass computes again, so that the step fits; all ignores jax.checkpoint in it",
+    )
+    parser.add_argument(
+        "--microbatches",
+        type=_parts,
+        metavar="auto|N",
+        help="run the batch in N parts, one after the other, or decide how many, so that the step fits",
+    )
+    parser.add_argument(
         "--verify",
         nargs="?",
         const="",
@@ -127,6 +140,8 @@ def run(args: argparse.Namespace) -> int:
                 constraints=dict(args.constraint),
                 roles=dict(args.role),
                 check=args.check,
+                remat=args.remat,
+                microbatches=args.microbatches,
             )
         if args.take is not None:
             planned = _take(planned, args.take)
@@ -245,6 +260,11 @@ def _check(text: str) -> bool | str:
     if text in ("yes", "no"):
         return text == "yes"
     return _parse_or_refuse(lambda name: find_topology(name).name, text)
+
+
+def _parts(text: str) -> int | str:
+    """Parse a number of parts of the batch, or auto."""
+    return text if text == "auto" else _count(text)
 
 
 def _mesh(text: str) -> dict[str, int]:

@@ -17,6 +17,7 @@ from penstock.shard.apply.sharding_constraints import ShardingConstraints, Spec
 from penstock.shard.hlo.analysis import Measured
 from penstock.shard.mesh.compiler_models import COMPILER_MODELS, tiled_bytes
 from penstock.shard.search.costs import Cost, Proof
+from penstock.shard.trace.rewriting import AS_WRITTEN, Rewriting
 
 # Bytes of one key of each of JAX's random number generators.
 _KEY_BYTES = {"key<fry>": 8, "key<rbg>": 16, "key<urbg>": 16}
@@ -97,7 +98,8 @@ class PlanRecord:
       limit: bytes that one device may hold.
       inputs, outputs: layouts of the leaves of the arguments and results.
       state: index of each output that replaces an input → index of that input.
-      sharding_constraints: the layouts inside of the step.
+      rewriting: what is changed in the step: parts of the batch that run one after the other, and values that are computed again.
+      sharding_constraints: the layouts inside of the changed step.
       cost: the predicted cost of one step on one device.
       axis_work: the fractions of the compute, by mesh axis and by what the axis shards: "batch", "tensor" for another dimension,
         "state" for updates and casts of the state, or "idle" for nothing.
@@ -129,6 +131,7 @@ class PlanRecord:
     padded: int = 0
     proof: Proof | None = None
     remarks: tuple[str, ...] = ()
+    rewriting: Rewriting = AS_WRITTEN
 
     @property
     def device_count(self) -> int:

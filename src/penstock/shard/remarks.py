@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 from penstock.shard.graph.roles import first_shardable_dim
 from penstock.shard.search.solver import PreparedMesh
-from penstock.shard.trace.calls import LOOP_BODIES, find_call, open_jaxpr
 from penstock.shard.trace.flat_program import FlatProgram, Op, Path, find_dependents, reachable
+from penstock.shard.trace.recompute import backward_paths
 from penstock.shard.trace.step import TracedStep
 
 
@@ -21,7 +20,7 @@ def describe_lost_gradients(traced: TracedStep) -> str | None:
     gradients, counts only in a step without state: an evaluation, of a gradient penalty for example. A step that
     computes new parameters and drops them does not train these, even if it returns the optimizer's state.
     """
-    backward = _backward_paths(traced.closed.jaxpr, ())
+    backward = backward_paths(traced.closed.jaxpr, ())
     program = traced.program
     gradients = {result for op in program.ops if _is_in(op, backward) for result in op.results}
     if not gradients:
@@ -71,25 +70,6 @@ def _inputs_with_dropped_values(program: FlatProgram, reached: set[int], backwar
 def _is_in(op: Op, paths: set[Path]) -> bool:
     """Return whether an operation is at one of some paths, or inside of an operation there."""
     return any(op.path[:length] in paths for length in range(1, len(op.path) + 1))
-
-
-def _backward_paths(jaxpr: Any, path: Path) -> set[Path]:
-    """Return the paths (`FlatProgram`) of the outermost equations of a backward pass."""
-    found: set[Path] = set()
-    for index, equation in enumerate(jaxpr.eqns):
-        here = (*path, index)
-        name, params = equation.primitive.name, equation.params
-        if "transpose(" in str(equation.source_info.name_stack):  # such as transpose(jvp(loss))
-            found.add(here)
-        elif name == "cond":
-            for number, branch in enumerate(params["branches"]):
-                found |= _backward_paths(branch.jaxpr, (*here, f"branch{number}"))
-        elif name in LOOP_BODIES:
-            for key, part in LOOP_BODIES[name].items():
-                found |= _backward_paths(params[key].jaxpr, (*here, part))
-        elif (call := find_call(equation)) is not None:
-            found |= _backward_paths(open_jaxpr(call.jaxpr), here)
-    return found
 
 
 def describe_uneven_batch(prepared: Sequence[PreparedMesh], traced: TracedStep) -> str | None:

@@ -20,7 +20,7 @@ from penstock.shard.trace import flat_program
 from penstock.shard.wording import format_spec
 
 FORMAT = "penstock plan"
-VERSION = 5
+VERSION = 6
 
 _Layouts = list[tuple[flat_program.Path, tuple[tuple[Spec, ...] | None, ...]]]
 
@@ -66,6 +66,7 @@ def to_json(plan: PlanRecord) -> str:
         "axis_work": plan.axis_work,
         "remarks": plan.remarks,
         "baselines": plan.baselines,
+        "rewriting": plan.rewriting,
     }
     return json.dumps(content, default=asdict)
 

@@ -14,6 +14,7 @@ from penstock.shard.graph.fusion import fuse, hbm_traffic
 from penstock.shard.graph.live_ranges import LiveRanges, find_live_ranges
 from penstock.shard.mesh.compiler_models import CompilerModel
 from penstock.shard.trace.flat_program import CONTRACTIONS, FlatProgram, Op
+from penstock.shard.trace.rewriting import AS_WRITTEN, Rewriting
 from penstock.shard.trace.step import TracedStep
 
 
@@ -28,6 +29,7 @@ class StepModel:
       folded: the decisions with repeated layers folded.
       live_ranges: the operations during which each array is in memory.
       compiler: how the compiler fuses and uses memory.
+      rewriting: what was changed in the step.
     """
 
     program: FlatProgram
@@ -36,6 +38,7 @@ class StepModel:
     folded: FoldedGraph
     live_ranges: LiveRanges
     compiler: CompilerModel
+    rewriting: Rewriting = AS_WRITTEN
 
     @functools.cached_property
     def inputs(self) -> tuple[int, ...]:
@@ -75,7 +78,8 @@ def build_step_model(
     fusion = fuse(program, frozenset(traced.state), compiler)
     fusion_in_time = fusion if runs_by in (None, compiler) else fuse(program, frozenset(traced.state), runs_by)
     graph = build_graph(program, groups, traced.state, fixed, hbm_traffic(program, fusion_in_time), compiler)
-    return StepModel(program, groups, graph, fold_layers(graph), find_live_ranges(program, graph, fusion), compiler)
+    live = find_live_ranges(program, graph, fusion)
+    return StepModel(program, groups, graph, fold_layers(graph), live, compiler, traced.rewriting)
 
 
 def _adapted(op: Op, program: FlatProgram, compiler: CompilerModel, dense: Collection[str]) -> Op:

@@ -23,6 +23,7 @@ from penstock.shard.present import plain_jax
 from penstock.shard.present.code_rows import COLUMNS, CodeRow, find_rows, quoted, write_layout, write_row
 from penstock.shard.record import PlanRecord
 from penstock.shard.trace.modules import drop_static, has_equinox_module, has_variables
+from penstock.shard.trace.rewriting import AS_WRITTEN
 from penstock.shard.trace.step import TracedStep
 
 _MOST_LINES = 4
@@ -68,13 +69,17 @@ def plan_code(plan: PlanRecord, traced: TracedStep, devices: Sequence[Any] | Non
       devices: the devices of the mesh, in order; None takes those that are present where the source runs.
 
     Raises:
-      ValueError: arguments of the step are Flax NNX objects.
+      ValueError: arguments of the step are Flax NNX objects, or the plan changes the step.
     """
     args = jax.tree_util.tree_unflatten(traced.tree, range(traced.tree.num_leaves))
     if has_variables(args):
         raise ValueError(
             "the step takes Flax NNX objects, which jax.jit does not update, so its plan has no code: plan a step that takes the "
             "state of nnx.split, calls nnx.merge inside, and returns the new state"
+        )
+    if plan.rewriting != AS_WRITTEN:
+        raise ValueError(
+            "this plan changes the step, with remat or microbatches, and plain JAX has no words for that: use plan.jit"
         )
     results = jax.tree_util.tree_unflatten(traced.out_tree, range(traced.out_tree.num_leaves))
     start, keywords = plan.sharding_constraints.at_start, traced.form.keywords

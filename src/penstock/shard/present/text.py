@@ -20,6 +20,7 @@ from penstock.shard.mesh.shapes import describe_mesh
 from penstock.shard.present.parallelism import describe_axis, parameters_of
 from penstock.shard.record import LeafLayout, PlanRecord, local_bytes
 from penstock.shard.search.costs import GAP, Cost
+from penstock.shard.trace.rewriting import AS_WRITTEN
 from penstock.shard.wording import format_seconds, format_share, format_spec
 
 _LINES, _COLUMNS = 40, 130
@@ -93,7 +94,8 @@ def about_proof(plan: PlanRecord) -> str:
     if gap > GAP:
         return f"not proved: by this estimate, a layout that fits may be up to {gap:.1%} faster than the fastest found{tie}"
     faster = f"more than {gap:.1%} faster" if gap >= _SLOWER else "faster"
-    return f"proved: by this estimate, no layout that fits is {faster} than the fastest found{tie}"
+    layout = "layout" if plan.rewriting == AS_WRITTEN else "layout of the changed step"
+    return f"proved: by this estimate, no {layout} that fits is {faster} than the fastest found{tie}"
 
 
 def is_over(plan: PlanRecord, cost: Cost) -> bool:

@@ -6,6 +6,7 @@ these tables, except where several readers share a reshard (`Shared`). The memor
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections import Counter, defaultdict
@@ -188,6 +189,12 @@ class LayoutTables:
         self._projections: dict = {}
         self._known: dict[tuple, _Table] = {}
         self._add_pairs()
+
+    def with_costs(self, costs: CostModel) -> LayoutTables:
+        """Return these tables with costs that differ in when arrays are in memory."""
+        other = copy.copy(self)
+        other.costs = costs
+        return other
 
     def assignment(self, states: Sequence[int]) -> Assignment:
         """Return the layout of each node."""

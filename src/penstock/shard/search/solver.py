@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.shard.graph.constraints import FixedLayout, fixed_layouts
+from penstock.shard.graph.live_ranges import LiveRanges
 from penstock.shard.graph.roles import infer_roles
 from penstock.shard.graph.step_model import StepModel, build_step_model
 from penstock.shard.mesh.compiler_models import COMPILER_MODELS, CompilerModel
@@ -36,6 +37,7 @@ _CERTAIN = 0.08
 exactly; compilers add some to other layouts. Two recurrent networks on TPUs were predicted to be 6 % and 7 % faster than data
 parallelism, and their programs were 1.4 times as slow."""
 _WORK_OF_COARSER = WORK / 20
+_LITTLE_WORK = WORK / 50
 """The work of a search on a mesh of which another is a refinement. It finds plans that are nearly as fast on a simpler mesh."""
 
 
@@ -112,17 +114,24 @@ class MeshSearch:
         self.orders, self._baselines = orders, baselines
         self._chosen: int | None = 0 if len(orders) == 1 else None
         self.found: dict[tuple[int, ...], Candidate] = {}
+        self._tables = functools.cache(lambda order: LayoutTables(orders[order]))
 
-    @functools.cached_property
+    @property
     def tables(self) -> LayoutTables:
         """Return the costs of all layouts in the first order."""
-        return LayoutTables(self.orders[0])
+        return self._tables(0)
+
+    def with_live_ranges(self, live: LiveRanges) -> MeshSearch:
+        """Return a search in which arrays are in memory at other times. It shares the tables of this one, without candidates."""
+        other = MeshSearch([replace(each, live_ranges=live) for each in self.orders], self._baselines)
+        other._tables = functools.cache(lambda order: self._tables(order).with_costs(other.orders[order]))
+        return other
 
     @functools.cached_property
     def _searches(self) -> list[ExactSearch]:
         """Return the search in each order."""
-        tables = [self.tables, *map(LayoutTables, self.orders[1:])]
-        return [ExactSearch(each, functools.partial(self.evaluate, order=order)) for order, each in enumerate(tables)]
+        each = range(len(self.orders))
+        return [ExactSearch(self._tables(order), functools.partial(self.evaluate, order=order)) for order in each]
 
     def begin(self) -> None:
         """Evaluate the baselines and the assignment that shards nothing, once."""
@@ -292,10 +301,13 @@ def _find_orders(model: StepModel, links: MeshLinks) -> tuple[bool, ...]:
     return (False,) if symmetric or len(names) < 2 else (False, True)
 
 
-def search_meshes(prepared: Sequence[PreparedMesh], limit: float) -> MeshPlan:
+def search_meshes(prepared: Sequence[PreparedMesh], limit: float, to_beat: float = math.inf) -> MeshPlan:
     """Return the best plan of all meshes: the fastest within the limit; if every plan exceeds it, the fastest of the smallest.
 
     A mesh of which another is a refinement, such as 8 of 2 × 4, needs no proof of its own: its plans are plans of the other.
+
+    Args:
+      to_beat: seconds of a plan of another step that fits. The search may end early if no plan is faster.
     """
     for each in prepared:
         each.search.begin()
@@ -307,7 +319,7 @@ def search_meshes(prepared: Sequence[PreparedMesh], limit: float) -> MeshPlan:
 
     bounds = []
     for at in sorted(finest, key=lambda at: prepared[at].search.fastest(limit)):
-        bounds.append(prepared[at].search.bound(limit, fastest(), work=WORK / len(finest)))
+        bounds.append(prepared[at].search.bound(limit, min(to_beat, fastest()), work=WORK / len(finest)))
         for other, axes in coarser[at].items():
             _take_over(prepared[at].search, prepared[other].search, axes, fastest())
     for at in sorted(coarser.keys() - finest):
@@ -315,7 +327,7 @@ def search_meshes(prepared: Sequence[PreparedMesh], limit: float) -> MeshPlan:
     reached = (fastest(), min(bound.seconds for bound in bounds))
     best, least_seconds = (None if math.isinf(each) else each for each in reached)
     proof = Proof(best, least_seconds, min(bound.memory for bound in bounds))
-    if proof.fastest is None:
+    if proof.fastest is None and math.isinf(to_beat):
         least = min(prepared, key=lambda each: each.search.least())
         limit = _NEARLY_LEAST * least.search.least()
         # More rounds made the plans of 13 steps at most 3 % faster, and took up to 65 s more. Without this search, the plan of a
@@ -327,6 +339,19 @@ def search_meshes(prepared: Sequence[PreparedMesh], limit: float) -> MeshPlan:
     slower = chosen[1].seconds > fastest_of_all[1].seconds * (1 + _NEAR_TIE)
     faster = fastest_of_all[0].plan(fastest_of_all[1], proof) if slower else None
     return chosen[0].plan(chosen[1], proof, faster)
+
+
+Solve = Callable[[Sequence[PreparedMesh], float, float], MeshPlan]
+"""Searches meshes, as `search_meshes` does."""
+
+
+def search_briefly(prepared: Sequence[PreparedMesh], limit: float, to_beat: float = math.inf) -> MeshPlan:
+    """Return a plan as `search_meshes` does, of those that little work finds, without a proof."""
+    for each in prepared:
+        each.search.bound(limit, to_beat, work=_LITTLE_WORK / len(prepared))
+    pairs = [(each, candidate) for each in prepared for candidate in each.search.found.values()]
+    mesh, candidate = pairs[choose([candidate for _, candidate in pairs], limit)]
+    return mesh.plan(candidate, Proof(None, None, 0.0))
 
 
 def _find_coarser(at: int, prepared: Sequence[PreparedMesh]) -> dict[int, list[int]]:
