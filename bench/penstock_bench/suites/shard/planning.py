@@ -16,7 +16,7 @@ from penstock.shard.hlo.analysis import Measured
 from penstock.shard.hlo.topologies import find_topology
 from penstock.shard.mesh.hardware import find_hardware
 from penstock.shard.mesh.shapes import describe_mesh
-from penstock.shard.plan import plan
+from penstock.shard.planning import plan
 from penstock_bench.suites.shard.scores import OwnBaseline, PlanScore, Prediction, Score
 from penstock_bench.suites.shard.task import Compiler
 from penstock_bench.suites.shard.time_limit import time_limit

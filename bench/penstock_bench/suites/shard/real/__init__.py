@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from penstock.shard.hlo.topologies import find_topology
-from penstock_bench.suites.shard.real import llama, mixture
+from penstock_bench.suites.shard.real import encoders, llama, mixture
 from penstock_bench.suites.shard.real.case import Case as Case
 from penstock_bench.suites.shard.real.case import jit_layout as jit_layout
 from penstock_bench.suites.shard.real.case import measure_layout as measure_layout
@@ -27,6 +27,7 @@ _MODELS = {
     "moe-dense": (mixture.MIXTURE, mixture.init_experts, mixture.dense, 2),
     "moe-sorted": (mixture.MIXTURE, mixture.init_experts, mixture.by_sorting, 2),
 }
+_ENCODERS = {"vit-large": encoders.vit_large, "t5-large": encoders.t5_large}
 _TOPOLOGIES = {"8": "v5e:2x4", "16": "v5e:4x4", "32": "v5e:4x8", "64": "v5e:8x8"}
 _WAYS = (2, 4, 8)  # sizes of the model axis that an expert tries
 
@@ -40,32 +41,43 @@ REAL = (
 
 
 def load(
-    name: str, *, size: Size | None = None, sequences: int | None = None, layers: int | None = None, unrolled: bool = False
+    name: str,
+    *,
+    size: Size | None = None,
+    sequences: int | None = None,
+    layers: int | None = None,
+    unrolled: bool = False,
+    policy: str | None = "nothing_saveable",
 ) -> Case:
     """Return a case by its name, a model and a topology: "llama-7b-h100:8x8". Nothing of its size is allocated.
 
     A number stands for a topology of so many v5e chips: "llama-7b-16".
 
     Args:
-      size: another size of the model.
-      sequences: the sequences of a chip, if not the model's own.
+      size: another size of the model; not for models that encode.
+      sequences: the sequences or images of a chip, if not the model's own.
       layers: the number of layers, if not the model's own.
       unrolled: whether the layers are called in a loop of Python instead of a scan.
+      policy: the policy of `jax.checkpoint` around each layer; None for no checkpoints.
 
     Raises:
       ValueError: there is no such model or topology.
     """
     model, _, place = name.rpartition("-")
-    if model not in _MODELS or not (place in _TOPOLOGIES or ":" in place):
+    if model not in {**_MODELS, **_ENCODERS} or not (place in _TOPOLOGIES or ":" in place):
         raise ValueError(
-            f"{name!r} is no case: name one of the models {', '.join(_MODELS)}, a dash, and a topology, or a number of v5e "
-            f"chips, {', '.join(_TOPOLOGIES)}"
+            f"{name!r} is no case: name one of the models {', '.join((*_MODELS, *_ENCODERS))}, a dash, and a topology, or a "
+            f"number of v5e chips, {', '.join(_TOPOLOGIES)}"
         )
     topology = find_topology(_TOPOLOGIES.get(place, place))
+    devices = topology.devices
+    if model in _ENCODERS:
+        found = _ENCODERS[model](policy, layers)
+        batch = found.batch(devices * (sequences or found.rows))
+        return Case(name, devices, topology.name, found.init, batch, lambda constrain: found.step, ())
     own, init_feed_forward, feed_forward, rows = _MODELS[model]
     size = size or own
-    size = dataclasses.replace(size, layers=layers or size.layers, unrolled=unrolled)
-    devices = topology.devices
+    size = dataclasses.replace(size, layers=layers or size.layers, unrolled=unrolled, policy=policy)
     tokens = jax.ShapeDtypeStruct((devices * (sequences or rows), size.length), jnp.int32)
     return Case(
         name=name,

@@ -40,6 +40,7 @@ class Size:
       experts: 0 for a feed-forward part without experts.
       dtype: of the products and activations; the parameters and the optimizer's moments are float32.
       unrolled: the layers are called in a loop of Python, and are a list in the state; otherwise they are stacked and scanned.
+      policy: the name of the policy of `jax.checkpoint` around each layer; None for no checkpoints.
     """
 
     width: int
@@ -53,6 +54,7 @@ class Size:
     experts: int = 0
     dtype: Any = jnp.bfloat16
     unrolled: bool = False
+    policy: str | None = "nothing_saveable"
 
     @property
     def head(self) -> int:
@@ -110,8 +112,11 @@ def _forward(
     params: PyTree, tokens: Array, size: Size, feed_forward: FeedForward, constrain: Constrain
 ) -> tuple[Array, Array | None]:
     """Compute logits, [B, T] → [B, T, V], and the losses of the feed-forward parts [layers], if they have any."""
-    # Inside of a scan, nothing else could merge the second computation with the first.
-    block = jax.checkpoint(partial(_block, size=size, feed_forward=feed_forward, constrain=constrain), prevent_cse=size.unrolled)
+    block: Any = partial(_block, size=size, feed_forward=feed_forward, constrain=constrain)
+    if size.policy is not None:
+        # Inside of a scan, nothing else could merge the second computation with the first.
+        policy = getattr(jax.checkpoint_policies, size.policy)
+        block = jax.checkpoint(block, prevent_cse=size.unrolled, policy=policy)
     embedding = weight(params, "embedding", size.dtype, constrain)
     x = constrain("found", constrain("lookup", embedding)[constrain("tokens", tokens)])
     if size.unrolled:
