@@ -61,6 +61,8 @@ class _Options:
         unlimited = self._predict(traced, memory=1 << 60)
         assert unlimited is not None
         self._unlimited = unlimited
+        self._batch = [at for at, leaf in enumerate(unlimited.inputs) if leaf.role == "batch" and leaf.shape]
+        self._rows = math.gcd(*(traced.inputs[at].shape[0] for at in self._batch))  # 0 without a batch
 
     def find(self) -> Iterator[Found]:
         """Yield what is predicted to fit."""
@@ -79,7 +81,7 @@ class _Options:
         again = [{"remat": "auto"}] if self._options.remat is None and backward_paths(self._traced.closed.jaxpr) else []
         stored = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in self._traced.inputs) / self._unlimited.device_count
         counts = self._times(self._needed - stored) if self._options.microbatches is None else []
-        parts = [{"microbatches": count} for count in counts]
+        parts = [{"microbatches": count} for count in counts if self._rows and self._rows % count == 0]
         alone = [found for each in (again, parts) if (found := self._least(each, self._rewrite)) is not None]
         both = [] if alone else [self._least([one | other for one in again for other in parts], self._rewrite)]
         for changes, plan in filter(None, (*alone, *both)):
@@ -99,15 +101,13 @@ class _Options:
 
     def _find_rows(self) -> Iterator[Found]:
         """Yield a number of rows."""
-        batch = [at for at, leaf in enumerate(self._unlimited.inputs) if leaf.role == "batch" and leaf.shape]
-        rows = math.gcd(*(self._traced.inputs[at].shape[0] for at in batch))
-        times = [each for each in self._times(self._needed) if rows and rows % each == 0]
+        times = [each for each in self._times(self._needed) if self._rows and self._rows % each == 0]
         with contextlib.suppress(Exception):  # of the user's functions: the step cannot be traced with so many rows
-            parts = [(each, self._traced.resized(batch, Fraction(1, each))) for each in times]
+            parts = [(each, self._traced.resized(self._batch, Fraction(1, each))) for each in times]
             found = self._least(parts, lambda part: self._predict(part[1], memory=self._within))
             if found is not None:
                 (divided, part), _ = found
-                yield f"{rows // divided} rows", "", functools.partial(self._take, part)
+                yield f"{self._rows // divided} rows", "", functools.partial(self._take, part)
 
     def _least(self, choices: Sequence[Any], predict: Callable[[Any], Plan | None]) -> tuple[Any, Plan] | None:
         """Return the first choice with which the step is predicted to fit, with the plan; None if it does not fit with the last.
