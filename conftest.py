@@ -42,6 +42,12 @@ def _names_of_doctests(doctest_namespace):
     doctest_namespace.update({"np": np, "ps": ps})
 
 
+@pytest.fixture
+def refusals_name_no_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refuse steps without a search for what would fit instead, which takes seconds and is tested by itself."""
+    monkeypatch.setattr("penstock.shard.planning.find_options", lambda *_: ("", {}))
+
+
 # Runs in an interpreter of its own, which has what it imports; collecting its doctests would import it here.
 collect_ignore = ["bench/penstock_bench/suites/frameworks/xla_trainer.py"]
 

@@ -11,6 +11,8 @@ import penstock as ps
 from penstock.errors import CompilerFailedError, PlanError
 from penstock.shard import compiler
 
+pytestmark = pytest.mark.usefixtures("refusals_name_no_options")
+
 
 @pytest.fixture
 def left(monkeypatch):

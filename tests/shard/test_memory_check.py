@@ -29,6 +29,8 @@ from penstock.errors import CompileError, CompilerFailedError, CompilerMemoryErr
 from penstock.shard import compiler
 from penstock.shard.hlo.analysis import Measured, compile_error
 
+pytestmark = pytest.mark.usefixtures("refusals_name_no_options")
+
 
 def scaled(x):
     """Run a kernel that only TPUs and GPUs can compile."""
