@@ -171,9 +171,9 @@ def _ignoring_checkpoints() -> Any:
     def bind_or_inline(*args: Any, jaxpr: Any, **params: Any) -> Any:
         if ignored.value:
             return jax.core.eval_jaxpr(jaxpr, (), *args)
-        return bind(*args, jaxpr=jaxpr, **params)  # type: ignore[no-untyped-call]
+        return bind(*args, jaxpr=jaxpr, **params)  # type: ignore[no-untyped-call]  # JAX declares no types for it
 
-    remat_p.bind = bind_or_inline  # type: ignore[method-assign]
+    remat_p.bind = bind_or_inline  # type: ignore[method-assign]  # no option of JAX ignores jax.checkpoint
     return ignored
 
 

@@ -48,8 +48,7 @@ class FittingSearch:
                 "jax.checkpoint"
             )
         self._traced, self._prepare, self._remat, self._solve = traced, prepare, remat, solve
-        self._batch = tuple(at for at, role in enumerate(prepared[0].roles) if role == "batch" and traced.inputs[at].shape)
-        self._rows = math.gcd(*(traced.inputs[at].shape[0] for at in self._batch))  # 0 without a batch
+        self._batch, self._rows = traced.find_batch(prepared[0].roles)
         self._devices = math.prod(prepared[0].mesh_shape.values())
         self._whole = ""
         self._counts = self._find_counts(microbatches)

@@ -102,7 +102,7 @@ def largest_batch(
 
     Args:
       step, *args, **kwargs: as for `plan`. The leaves with the role "batch" get other numbers of rows, in their first dimension,
-        in the proportions that they have. The rows divide over the devices as those of the given batch do.
+        in the proportions that they have. All batches divide over the devices if the given one does.
       mesh, devices, hardware, memory, constraints, roles, check, remat, microbatches: as for `plan`. With microbatches="auto",
         a batch may be of any size, so the search ends where larger ones only run in more parts.
 
@@ -143,8 +143,7 @@ class _Search:
         self._traced, self._options = traced, options
         first = plan_traced(traced, options.by_prediction(memory=UNLIMITED, remat=None, microbatches=None))
         self._limit = options.limit
-        self._batch = [at for at, leaf in enumerate(first.inputs) if leaf.role == "batch" and leaf.shape]
-        self._given = math.gcd(*(traced.inputs[at].shape[0] for at in self._batch))
+        self._batch, self._given = traced.find_batch([leaf.role for leaf in first.inputs])
         if not self._given:
             raise ValueError(NO_BATCH)
         parts = options.microbatches if isinstance(options.microbatches, int) else 1

@@ -30,7 +30,7 @@ from penstock.shard.trace.step import TracedStep
 from penstock.shard.wording import format_share, format_type
 
 Value = tuple[int, int]
-"""A value: (-1, its number among the lines of a scope), or (index of the line of a scan, its number among those of its body)."""
+"""A value: (-1, its number among the lines of a scope), or (index of the line of a scan, its number in the body)."""
 
 Prepare = Callable[[TracedStep, dict[str, int]], list[PreparedMesh]]
 """Builds the search problem of a step on a mesh."""
@@ -325,7 +325,7 @@ def _find_body(closed: ClosedJaxpr, path: Path) -> Any:
 
 
 def _cut_segments(places: Sequence[int], crossing: np.ndarray, inside: np.ndarray) -> list[int]:
-    """Return the places between which segments lie: the bytes that cross them, and those of the largest segment, are fewest.
+    """Return the places between segments for which the bytes that cross them and the bytes of the largest segment are fewest.
 
     Args:
       places: where the forward pass may be cut, with its start and its end.

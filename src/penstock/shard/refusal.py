@@ -61,8 +61,7 @@ class _Options:
         unlimited = self._predict(traced, memory=1 << 60)
         assert unlimited is not None
         self._unlimited = unlimited
-        self._batch = [at for at, leaf in enumerate(unlimited.inputs) if leaf.role == "batch" and leaf.shape]
-        self._rows = math.gcd(*(traced.inputs[at].shape[0] for at in self._batch))  # 0 without a batch
+        self._batch, self._rows = traced.find_batch([leaf.role for leaf in unlimited.inputs])
 
     def find(self) -> Iterator[Found]:
         """Yield what is predicted to fit."""

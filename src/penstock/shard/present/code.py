@@ -79,7 +79,7 @@ def plan_code(plan: PlanRecord, traced: TracedStep, devices: Sequence[Any] | Non
         )
     if plan.rewriting != AS_WRITTEN:
         raise ValueError(
-            "this plan changes the step, with remat or microbatches, and plain JAX has no words for that: use plan.jit"
+            "this plan changes the step, with remat or microbatches, and the code would have only its layouts: use plan.jit"
         )
     results = jax.tree_util.tree_unflatten(traced.out_tree, range(traced.out_tree.num_leaves))
     start, keywords = plan.sharding_constraints.at_start, traced.form.keywords

@@ -38,13 +38,13 @@ def split_batch(whole: ClosedJaxpr, part: ClosedJaxpr, count: int, groups: int =
     Raises:
       SplitError: the results are not sums over rows, or not of these equations alone; the message says why, and names the line.
     """
-    split = _Split.find(whole, with_numbers_of(part, whole), Parts(count, groups))
+    split = _Split.find(whole, _with_numbers_of(part, whole), Parts(count, groups))
     avals = [variable.aval for variable in whole.jaxpr.invars]
     arguments = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=getattr(a, "weak_type", False)) for a in avals]
     return jax.make_jaxpr(split.run)(*arguments)
 
 
-def with_numbers_of(part: Any, whole: Any) -> Any:
+def _with_numbers_of(part: Any, whole: Any) -> Any:
     """Return the jaxpr of a part of the batch, open or closed, with the equations of the whole batch where they have no rows.
 
     The other equations have its literals.
@@ -98,7 +98,7 @@ def _rank_and_dtype(variable: Any) -> tuple[int, Any]:
 def _merge(part: Any, whole: Any, differ: bool) -> Any:
     """Return a parameter of an equation. `differ` is whether the shapes of its operands or results do."""
     if hasattr(part, "eqns") or hasattr(part, "jaxpr"):
-        return with_numbers_of(part, whole)
+        return _with_numbers_of(part, whole)
     if isinstance(part, tuple) and any(hasattr(each, "eqns") or hasattr(each, "jaxpr") for each in part):
         made = [_merge(own, theirs, differ) for own, theirs in zip(part, whole, strict=True)]
         return type(part)(*made) if hasattr(part, "_fields") else type(part)(made)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import math
 import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -261,6 +262,14 @@ class TracedStep:
             except Exception as error:
                 raise SplitError(f"the step cannot be traced with a part of its batch: {error}") from error
         return rewriting.apply(self.closed, part)
+
+    def find_batch(self, roles: Sequence[str]) -> tuple[tuple[int, ...], int]:
+        """Return the flat arguments that hold rows of the batch, given the roles of all, and the rows; 0 rows without a batch.
+
+        If they have different numbers of rows, it is the greatest common divisor.
+        """
+        batch = tuple(at for at, role in enumerate(roles) if role == "batch" and self.inputs[at].shape)
+        return batch, math.gcd(*(self.inputs[at].shape[0] for at in batch))
 
     def resized(self, batch: Sequence[int], factor: Fraction) -> TracedStep:
         """Return the step traced with so many times the rows of the given flat arguments."""
