@@ -90,6 +90,20 @@ def test_parameters_are_as_many_as_published(model, published):
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == pytest.approx(published, rel=2e-3)
 
 
+@pytest.mark.parametrize(
+    ("model", "published"),
+    # Dosovitskiy et al. (2020), table 1; the checkpoint of T5 large.
+    [("vit-large-8", 307e6), ("t5-large-8", 737.7e6)],
+)
+@pytest.mark.parametrize("policy", [None, "dots_saveable"])
+def test_models_that_encode_are_as_large_as_published_and_train(model, published, policy):
+    case = load(model, policy=policy)
+    state = jax.eval_shape(case.init)
+    assert sum(leaf.size for leaf in jax.tree.leaves(state["params"])) == pytest.approx(published, rel=0.01)
+    new, loss = jax.eval_shape(case.step, state, case.batch)
+    assert (jax.tree.map(jnp.shape, new), loss.shape) == (jax.tree.map(jnp.shape, state), ())
+
+
 @pytest.mark.parametrize("name", REAL)
 def test_layouts_divide_every_shape_and_share_out_the_state(name):
     case = load(name)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from penstock_bench.suites.shard.real.step import Step
+from penstock_bench.suites.shard.real.step import Step, rms_norm
 from penstock_bench.suites.shard.zoo.model import PyTree
 from penstock_bench.suites.shard.zoo.training import SEED, adamw, cross_entropy, init_state, normal, train_step
 
@@ -65,7 +65,7 @@ def vit_large(policy: str | None, layers: int | None) -> Model:
         return init_state(params, adamw())
 
     def block(x: Array, layer: PyTree) -> Array:
-        normed = _norm(x, layer["norms"][0])
+        normed = rms_norm(x, layer["norms"][0])
         return _feed_forward(x + _attend(layer, 0, normed, normed, None), layer, jax.nn.gelu)
 
     def loss(params: PyTree, batch: PyTree) -> Array:
@@ -73,7 +73,7 @@ def vit_large(policy: str | None, layers: int | None) -> Model:
         images = batch["images"].astype(_DTYPE).reshape(-1, side, _PATCH, side, _PATCH, 3)
         found = images.transpose(0, 1, 3, 2, 4, 5).reshape(-1, patches, _PATCH * _PATCH * 3)
         x = found @ params["patch"].astype(_DTYPE) + params["positions"].astype(_DTYPE)
-        x = _norm(_scan(block, x, params["layers"], policy), params["norm"]).mean(1)
+        x = rms_norm(_scan(block, x, params["layers"], policy), params["norm"]).mean(1)
         return cross_entropy((x @ params["head"].astype(_DTYPE)).astype(jnp.float32), batch["labels"])
 
     def batch(rows: int) -> PyTree:
@@ -102,18 +102,18 @@ def t5_large(policy: str | None, layers: int | None) -> Model:
         causal = _bias(params["decoder"]["bias"], _TARGET, causal=True)
 
         def encode(x: Array, layer: PyTree) -> Array:
-            normed = _norm(x, layer["norms"][0])
+            normed = rms_norm(x, layer["norms"][0])
             return _feed_forward(x + _attend(layer, 0, normed, normed, both_ways), layer, jax.nn.relu)
 
-        memory = _norm(_scan(encode, embedding[batch["source"]], params["encoder"]["layers"], policy), params["norms"][0])
+        memory = rms_norm(_scan(encode, embedding[batch["source"]], params["encoder"]["layers"], policy), params["norms"][0])
 
         def decode(x: Array, layer: PyTree) -> Array:
-            normed = _norm(x, layer["norms"][0])
+            normed = rms_norm(x, layer["norms"][0])
             x = x + _attend(layer, 0, normed, normed, causal)
-            x = x + _attend(layer, 1, _norm(x, layer["norms"][1]), memory, None)
+            x = x + _attend(layer, 1, rms_norm(x, layer["norms"][1]), memory, None)
             return _feed_forward(x, layer, jax.nn.relu)
 
-        x = _norm(_scan(decode, embedding[batch["target"]], params["decoder"]["layers"], policy), params["norms"][1])
+        x = rms_norm(_scan(decode, embedding[batch["target"]], params["decoder"]["layers"], policy), params["norms"][1])
         return cross_entropy((x @ embedding.T * _WIDTH**-0.5).astype(jnp.float32), batch["next"])
 
     def batch(rows: int) -> PyTree:
@@ -146,11 +146,10 @@ def _scan(block: Block, x: Array, layers: PyTree, policy: str | None) -> Array:
     def body(x: Array, layer: PyTree) -> tuple[Array, None]:
         return block(x, layer), None
 
-    if policy is not None:
-        return jax.lax.scan(jax.checkpoint(body, prevent_cse=False, policy=getattr(jax.checkpoint_policies, policy)), x, layers)[
-            0
-        ]
-    return jax.lax.scan(body, x, layers)[0]
+    if policy is None:
+        return jax.lax.scan(body, x, layers)[0]
+    again = jax.checkpoint(body, prevent_cse=False, policy=getattr(jax.checkpoint_policies, policy))
+    return jax.lax.scan(again, x, layers)[0]
 
 
 def _attend(layer: PyTree, number: int, x: Array, memory: Array, bias: Array | None) -> Array:
@@ -164,7 +163,7 @@ def _attend(layer: PyTree, number: int, x: Array, memory: Array, bias: Array | N
 
 
 def _feed_forward(x: Array, layer: PyTree, activation: Callable[[Array], Any]) -> Array:
-    hidden = activation(_norm(x, layer["norms"][-1]) @ layer["widen"].astype(_DTYPE))
+    hidden = activation(rms_norm(x, layer["norms"][-1]) @ layer["widen"].astype(_DTYPE))
     return x + hidden @ layer["narrow"].astype(_DTYPE)
 
 
@@ -177,9 +176,3 @@ def _bias(table: Array, length: int, causal: bool) -> Array:
     bucket = jnp.where(signed < half, signed, jnp.minimum(far.astype(jnp.int32), 2 * half - 1))
     bias = table[bucket if causal else bucket + 2 * half * (distance < 0)].transpose(2, 0, 1)
     return jnp.where(distance < 0, -jnp.inf, bias) if causal else bias
-
-
-def _norm(x: Array, scale: Array) -> Array:
-    """Normalise by the root mean square, in float32: [..., D], [D] → [..., D] in the dtype of x."""
-    wide = x.astype(jnp.float32)
-    return (wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + 1e-6) * scale).astype(x.dtype)

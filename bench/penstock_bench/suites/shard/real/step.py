@@ -127,17 +127,17 @@ def _forward(
         losses = None if each[0] is None else jnp.stack(each)
     else:
         x, losses = jax.lax.scan(block, x, params["layers"])
-    x = constrain("gathered", _rms_norm(x, params["norm"]))
+    x = constrain("gathered", rms_norm(x, params["norm"]))
     head = constrain("head", embedding.T) if size.tied else weight(params, "head", size.dtype, constrain)
     return constrain("logits", x @ head), losses
 
 
 def _block(x: Array, layer: PyTree, size: Size, feed_forward: FeedForward, constrain: Constrain) -> tuple[Array, Any]:
     """Apply a layer: [B, T, D] → the same, and the loss of its feed-forward part."""
-    normed = constrain("gathered", _rms_norm(x, layer["attention_norm"]))
+    normed = constrain("gathered", rms_norm(x, layer["attention_norm"]))
     attended = _attention(layer, normed, size, constrain)
     x = constrain("residual", x + constrain("scattered", attended))
-    normed = constrain("gathered", _rms_norm(x, layer["mlp_norm"]))
+    normed = constrain("gathered", rms_norm(x, layer["mlp_norm"]))
     changed, own = feed_forward(layer, normed, constrain)
     return constrain("residual", x + constrain("scattered", changed)), own
 
@@ -166,7 +166,7 @@ def _rotate(x: Array) -> Array:
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 
 
-def _rms_norm(x: Array, scale: Array) -> Array:
+def rms_norm(x: Array, scale: Array) -> Array:
     """Normalise by the root mean square, in float32: [..., D], [D] → [..., D] in the dtype of x."""
     wide = x.astype(jnp.float32)
     return (wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + 1e-5) * scale).astype(x.dtype)
