@@ -79,6 +79,23 @@ def test_a_step_that_fits_is_left_as_it_is():
     assert plan == plan_of(deep, PARAMS, X, check=False)
 
 
+def test_what_the_backward_pass_reads_first_is_kept():
+    def step(params, x):
+        def loss(params):
+            hidden, _ = jax.lax.scan(lambda x, w: (x + jax.nn.gelu(x @ w), None), x, params["layers"])
+            return jax.nn.logsumexp(hidden @ params["head"], -1).mean()
+
+        value, gradients = jax.value_and_grad(loss)(params)
+        return sgd(params, gradients), value
+
+    params = {"layers": PARAMS, "head": jax.ShapeDtypeStruct((WIDTH, 512), "float32")}
+    whole = plan_of(step, params, X, check=False)
+    plan = plan_of(step, params, X, check=False, memory=int(0.6 * whole.cost.memory.total), remat="auto")
+    product = 2 * ROWS * WIDTH * 512 / plan.device_count  # its result is in memory at the peak in any case
+    assert plan.rewriting.recomputed
+    assert plan.cost.flops - whole.cost.flops < product
+
+
 def test_a_batch_that_cannot_run_in_parts_stays_whole_with_the_reason():
     with pytest.warns(UserWarning, match="unchecked"):
         plan = plan_of(normalized, PARAMS, X, memory=TIGHT, check=False, microbatches="auto")
@@ -144,6 +161,20 @@ def test_the_largest_batch_fits_and_a_larger_does_not(options):
         ps.plan(deep, PARAMS, x, mesh={"data": 8}, hardware="tpu-v5e", memory=TIGHT, check=False, **options)
     assert f"{largest.rows:,}" in str(sizes)
     assert largest.rows > (ROWS if options else 0)
+
+
+def test_the_largest_batch_in_parts_is_the_largest_in_so_many():
+    def step(params, small):
+        return deep(params, jnp.zeros((len(small), WIDTH)).at[:, 0].set(small))
+
+    options = {"mesh": {"data": 8}, "hardware": "tpu-v5e", "memory": TIGHT, "check": False}
+    sizes = ps.largest_batch(step, PARAMS, jax.ShapeDtypeStruct((16 * ROWS,), "float32"), **options, microbatches="auto")
+    parts = sizes.largest.plan.rewriting.microbatches
+    assert parts > 1
+    assert sizes.refused is None  # any batch fits, in more parts
+    rows = int(1.05 * sizes.largest.rows) // (8 * parts) * 8 * parts
+    with pytest.warns(UserWarning, match="unchecked"):
+        ps.plan(step, PARAMS, jax.ShapeDtypeStruct((rows,), "float32"), **options, microbatches=parts)
 
 
 def test_the_largest_batch_is_compiled():

@@ -27,7 +27,7 @@ _CONFIRMED = 3
 _MARGIN = 0.98
 """Factor on a corrected limit."""
 _PAYS = 0.01
-"""A batch that runs in parts is not made larger if twice the rows train faster by less than this fraction a row."""
+"""A batch is not made larger if it then runs in more parts, and trains faster by less than this fraction a row."""
 
 
 @dataclass(frozen=True)
@@ -208,20 +208,20 @@ class _Search:
                 return low, high
             low, high = max(self._grain, low // 2 // self._grain * self._grain), low
         while high is None:
-            if not self._fits(2 * low, within):
-                high = 2 * low
-            elif self._only_runs_in_more_parts(low, within):
-                return low, None
-            else:
+            if self._fits(2 * low, within) and not self._only_in_more_parts(low, 2 * low, within):
                 low *= 2
+            else:
+                high = 2 * low
+        endless = self._fits(high, within)  # in parts, so the largest is searched that does not run in more
         while high - low > max(self._grain, _NEARLY * low):
             middle = (low + high) // 2 // self._grain * self._grain
-            low, high = (middle, high) if self._fits(middle, within) else (low, middle)
-        return low, high
+            larger = self._fits(middle, within) and not (endless and self._only_in_more_parts(low, middle, within))
+            low, high = (middle, high) if larger else (low, middle)
+        return low, None if endless else high
 
-    def _only_runs_in_more_parts(self, rows: int, within: int) -> bool:
-        """Return whether twice the rows train no faster a row, in more parts."""
-        one, two = (BatchSize(each, self._predicted[each, within]) for each in (rows, 2 * rows))
+    def _only_in_more_parts(self, rows: int, larger: int, within: int) -> bool:
+        """Return whether a larger batch trains no faster a row, in more parts."""
+        one, two = (BatchSize(each, self._predicted[each, within]) for each in (rows, larger))
         in_parts = two.plan.rewriting.microbatches > one.plan.rewriting.microbatches
         return in_parts and two.rows_per_second < (1 + _PAYS) * one.rows_per_second
 

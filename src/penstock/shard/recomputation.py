@@ -84,6 +84,8 @@ class Scope:
       bytes: value → the bytes of a device that it takes from the forward to the backward pass.
       kept: the values that the compiler keeps now, from the forward to the backward pass.
       wanted: the values of the forward pass that the backward pass reads → whether they can be computed again for it.
+      gaps: value → the operations between its last reader in the forward pass and the first reader in the backward pass of what
+        it is needed for, as a range. Its memory is saved in these operations if it is not kept.
       boundaries: values that are kept in any case, so that no more than a segment has to be computed again at once.
     """
 
@@ -98,10 +100,12 @@ class Scope:
         prefixes = [[line.path[:length] for length in range(1, len(line.path) + 1)] for line in self._lines.lines]
         self.cut = next(index for index, each in enumerate(prefixes) if not backward.isdisjoint(each))
         self.units = list(self._find_units())
+        self._read_at: dict[Value, int] = {}
         self.wanted = self._find_wanted()
         values = {*self.wanted, *(value for unit in self.units for value in (*unit.operands, *unit.results))}
         self.bytes = {value: self._bytes_of(value) for value in sorted(values)}
         self.kept = {value for value in self.bytes if self._holders(value)}
+        self.gaps = self._find_gaps()
         self.boundaries = self._find_boundaries()
 
     def place(self, unit: Unit, value: Value) -> tuple[Path, int]:
@@ -240,9 +244,47 @@ class Scope:
                     if number >= forward.carries and not is_literal(inner):
                         value, loop = (maker[atom], inner), self._loops.get(index)
                         possible = loop is not None and at >= loop.first_slice and loop.length == forward.length
+                # In a loop that reads a stack of values, the stack is still whole.
+                self._read_at.setdefault(value, self._time(index + (value[0] >= 0)))
                 found[value] = found.get(value, True) and possible
         returned = {(-1, atom) for atom in self._lines.outputs if not is_literal(atom)}
         return {value: possible and value not in returned for value, possible in found.items()}
+
+    def _find_gaps(self) -> dict[Value, tuple[int, int]]:
+        read_at = dict(self._read_at)
+        last_reader: dict[int, int] = {}
+        for unit in reversed(self.units):
+            end = max((read_at.get(value, 0) for value in unit.results), default=0)
+            for value in unit.operands:
+                if value not in self.wanted:
+                    read_at[value] = max(read_at.get(value, 0), end)
+        for index, line in enumerate(self._lines.lines[: self.cut]):
+            last_reader.update((atom, index) for atom in (*line.results, *line.operands) if not is_literal(atom))
+        starts = {
+            value: self._time(value[0] if value[0] >= 0 else min(last_reader.get(value[1], -1) + 1, self.cut))
+            for value in self.bytes
+        }
+        return {value: (start, max(start, read_at.get(value, start))) for value, start in starts.items()}
+
+    def room(self, excess: float) -> tuple[np.ndarray, np.ndarray]:
+        """Return where values are kept, and the bytes that may be.
+
+        Args:
+          excess: the bytes of a device by which its memory exceeds the limit.
+
+        Returns:
+          For each value of `bytes`, whether its gap has a part of the program, as [values, parts], and for each part, the bytes
+          of values that may be kept in it.
+        """
+        live, _ = self._costs.memory_over_time(self._assignment)
+        allowed = live.max(initial=0.0) - excess - live
+        for value in self.kept:
+            start, end = self.gaps[value]
+            allowed[start:end] += self.bytes[value]
+        gaps = np.array(list(self.gaps.values())).reshape(-1, 2)
+        places = np.unique(gaps[gaps < len(live)])
+        inside = (gaps[:, :1] <= places) & (places < gaps[:, 1:])
+        return inside, np.minimum.reduceat(allowed, places) if len(places) else np.zeros(0)
 
     def _find_boundaries(self) -> set[Value]:
         """Return the values of the forward pass that are kept between segments, each of which is computed again by itself.
@@ -351,19 +393,25 @@ def _cut_segments(places: Sequence[int], crossing: np.ndarray, inside: np.ndarra
     return best[1]
 
 
-def choose_recomputation(scope: Scope, allowed: float) -> Recomputation:
-    """Return which values to compute again so that at most so many bytes are kept beside the boundaries, or the fewest possible.
+def choose_recomputation(scope: Scope, excess: float, share: float) -> Recomputation:
+    """Return which values to compute again so that a step keeps its limit, or exceeds it by the fewest bytes.
 
-    The variables are, for each value, whether it is kept, and for each equation, whether it is evaluated again.
+    The variables are, for each value, whether it is kept, and for each equation, whether it is evaluated again. Of the parts of
+    the program in which values are kept, those are constraints in which the solution before exceeded the limit.
+
+    Args:
+      excess: the bytes of a device by which its memory exceeds the limit now.
+      share: the part of the bytes that may be kept beside the boundaries.
     """
     values, units = list(scope.bytes), scope.units
     keep = {value: index for index, value in enumerate(values)}
     again = {value: len(values) + index for index, unit in enumerate(units) for value in unit.results}
     unit_of = {value: unit for unit in units for value in unit.results}
     size = np.array([scope.bytes[value] for value in values])
-    lower, upper = np.zeros(len(values) + len(units)), np.ones(len(values) + len(units))
+    beyond = len(values) + len(units)  # the variable of the bytes beyond the limit, as a part of all
+    lower, upper = np.zeros(beyond + 1), np.ones(beyond + 1)
     # A kept value is written and read again.
-    cost = np.concatenate([2 * size / scope.bandwidth, [unit.seconds for unit in units]])
+    cost = np.concatenate([2 * size / scope.bandwidth, [unit.seconds for unit in units], [0.0]])
     rows: list[tuple[dict[int, float], float]] = []  # coefficients, and the least value
     for index, unit in enumerate(units, len(values)):
         upper[index] = unit.possible
@@ -375,12 +423,30 @@ def choose_recomputation(scope: Scope, allowed: float) -> Recomputation:
             upper[keep[value]] = 0
     for value in scope.boundaries & keep.keys():
         lower[keep[value]] = upper[keep[value]] = 1
-    kept = np.array([0.0 if value in scope.boundaries else scope.bytes[value] for value in values] + [0.0] * len(units))
-    budget = ({int(column): -kept[column] / max(allowed, 1.0) for column in np.flatnonzero(kept)}, -1.0)
-    taken = _solve(cost, lower, upper, [*rows, budget])
-    if taken is None:  # keep as little as possible
-        taken = _solve(kept / (kept.sum() or 1.0) + _TIE * cost / (cost.sum() or 1.0), lower, upper, rows)
-        assert taken is not None  # all may be kept
+    inside, allowed = scope.room(excess)
+    fixed = (size * lower[: len(values)]) @ inside
+    allowed = np.where(allowed > fixed, fixed + share * (allowed - fixed), allowed)
+    kept = np.array([value in scope.kept for value in values])
+    total = float(size.sum()) or 1.0
+    upper[beyond] = 0.0
+    constrained: set[int] = set()
+    while True:
+        excesses = (size * kept) @ inside - allowed
+        worst = int(np.argmax(excesses)) if len(excesses) else -1
+        if constrained and (worst in constrained or excesses[worst] <= 0):
+            break
+        constrained.add(worst)
+        if worst >= 0:
+            columns = np.flatnonzero(inside[:, worst] * size)
+            terms = {int(each): -size[each] / total for each in columns} | {beyond: 1.0}
+            rows.append((terms, -float(allowed[worst]) / total))
+        solved = _solve(cost, lower, upper, rows)
+        if solved is None:  # exceed the limit by as little as possible
+            upper[beyond] = np.inf
+            cost = np.append(_TIE * cost[:-1] / (cost.sum() or 1.0), 1.0)
+            solved = _solve(cost, lower, upper, rows)
+            assert solved is not None  # all may be kept
+        taken, kept = solved, solved[: len(values)]
     chosen = {value for value in again if taken[again[value]] and not taken[keep[value]]}
     needed = _needed(units, chosen, chosen & scope.kept)
     return Recomputation(
@@ -393,6 +459,8 @@ def _solve(
 ) -> np.ndarray | None:
     """Return which variables are 1 in the nearly cheapest solution of an integer program; None if there is none.
 
+    The last variable is no integer.
+
     Args:
       rows: the coefficients of each constraint, and the least value of its sum.
     """
@@ -400,7 +468,7 @@ def _solve(
     at, column, factor = zip(*columns, strict=True)
     solved = scipy.optimize.milp(
         cost / (cost.max() or 1.0),
-        integrality=np.ones(len(cost)),
+        integrality=np.append(np.ones(len(cost) - 1), 0),
         bounds=scipy.optimize.Bounds(lower, upper),
         constraints=scipy.optimize.LinearConstraint(
             coo_array((factor, (at, column)), shape=(len(rows), len(cost))).tocsr(), [least for _, least in rows], np.inf
@@ -529,15 +597,12 @@ class RecomputationSearch:
             return math.inf, []
         original = next(each for each in self._prepared if each.mesh_shape == found.prepared.mesh_shape)
         plan = original.plan(original.search.evaluate_assignment(found.candidate.assignment))
-        scopes = find_scopes(self._closed, plan)
         excess = plan.candidate.memory - limit
+        scopes = find_scopes(self._closed, plan) if excess > 0 else []
         if not scopes:
             return plan.candidate.seconds, []
         scope = max(scopes, key=lambda each: each.kept_bytes)
-        allowed = scope.kept_bytes - max(0.0, excess) - sum(scope.bytes[value] for value in scope.boundaries)
-        # Without need, values are computed again if that is faster than to store and read them.
-        shares = _SHARES if excess > 0 else (1.0,)
-        chosen = dict.fromkeys(choose_recomputation(scope, share * allowed) for share in shares)
+        chosen = dict.fromkeys(choose_recomputation(scope, excess, share) for share in _SHARES)
         for each in chosen:
             recomputed = (each,)
             if recomputed not in self._choices:
