@@ -52,11 +52,14 @@ def attempt(case: real.Case, limit: int, remat: str | None) -> Found | None:
 
 
 def plan_limits(case: real.Case, limits: list[int], remat: str | None) -> list[Found | None]:
-    """Return what `attempt` returns for each limit, the largest first. A program that fits the next limit is planned once."""
-    found: list[Found | None] = []
-    for limit in limits:
-        last = found[-1] if found else None
-        found.append(last if last is not None and last[1] <= limit else attempt(case, limit, remat))
+    """Return what `attempt` returns for each limit, the largest first.
+
+    A program that fits the next limit is planned once, and what fits no limit is not planned for the next.
+    """
+    found = [attempt(case, limits[0], remat)]
+    for limit in limits[1:]:
+        last = found[-1]
+        found.append(last if last is None or last[1] <= limit else attempt(case, limit, remat))
     return found
 
 
