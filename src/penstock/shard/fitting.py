@@ -79,7 +79,7 @@ class FittingSearch:
         """Add the step in a number of parts."""
         self._prepared[count] = prepared
         if self._remat is not None:
-            self._recomputations[count] = RecomputationSearch(step, prepared, lambda step, shape: self._prepare(step, [shape]))
+            self._recomputations[count] = RecomputationSearch(step, prepared, lambda step: self._prepare(step, self._shapes))
 
     def search(self, limit: float) -> MeshPlan:
         """Return the fastest plan that is found to fit a limit; if none fits, the plan of least memory of the whole batch."""

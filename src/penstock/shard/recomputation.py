@@ -32,8 +32,8 @@ from penstock.shard.wording import format_share, format_type
 Value = tuple[int, int]
 """A value: (-1, its number among the lines of a scope), or (index of the line of a scan, its number in the body)."""
 
-Prepare = Callable[[TracedStep, dict[str, int]], list[PreparedMesh]]
-"""Builds the search problem of a step on a mesh."""
+Prepare = Callable[[TracedStep], list[PreparedMesh]]
+"""Builds the search problem of a step on the meshes."""
 NO_BACKWARD_PASS = (
     "remat is for steps that compute gradients, and no backward pass was found in this step: call jax.grad inside of it"
 )
@@ -518,7 +518,7 @@ class Choice:
 
     Attributes:
       recomputed: these values.
-      prepared: the mesh to search.
+      prepared: the meshes to search.
       without: the layouts by which it was chosen, in the step that computes nothing again.
       dropped: what is not kept, in words.
     """
@@ -542,7 +542,7 @@ class RecomputationSearch:
     Args:
       traced: the step.
       prepared: the meshes.
-      prepare: builds the search problem of a step on a mesh.
+      prepare: builds the search problem of a step on these meshes.
 
     Raises:
       ValueError: no backward pass of the step was found.
@@ -607,7 +607,7 @@ class RecomputationSearch:
             recomputed = (each,)
             if recomputed not in self._choices:
                 step = self._traced.rewrite(replace(self._traced.rewriting, recomputed=recomputed))
-                problem = self._prepare(step, original.mesh_shape)
+                problem = self._prepare(step)
                 self._choices[recomputed] = Choice(recomputed, problem, plan, scope.describe(each))
         return plan.candidate.seconds, [self._choices[each,] for each in chosen]
 
