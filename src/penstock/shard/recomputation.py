@@ -396,8 +396,8 @@ def _cut_segments(places: Sequence[int], crossing: np.ndarray, inside: np.ndarra
 def choose_recomputation(scope: Scope, excess: float, share: float) -> Recomputation:
     """Return which values to compute again so that a step keeps its limit, or exceeds it by the fewest bytes.
 
-    The variables are, for each value, whether it is kept, and for each equation, whether it is evaluated again. Of the parts of
-    the program in which values are kept, those are constraints in which the solution before exceeded the limit.
+    The variables are, for each value, whether it is kept, and for each equation, whether it is evaluated again. The parts of the
+    program in which values are kept become constraints one by one: each time, the one in which the last solution is most over.
 
     Args:
       excess: the bytes of a device by which its memory exceeds the limit now.
