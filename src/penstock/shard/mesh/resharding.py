@@ -47,6 +47,10 @@ class ReshardStep:
     after: Layout
     sliced: bool = False
 
+    def times(self, size: int) -> ReshardStep:
+        """Return the collective for an array that is larger by a factor."""
+        return ReshardStep(self.kind, self.axes, self.bytes * size, self.bytes_on_wire * size, self.after, self.sliced)
+
 
 @dataclass
 class MeshLinks:
@@ -75,6 +79,7 @@ class MeshLinks:
     reduce_scatters: bool = True
     last_is_major: bool = False
     _steps: dict = field(default_factory=dict, repr=False, init=False)
+    _plans: dict = field(default_factory=dict, repr=False, init=False)
     _shards: dict = field(default_factory=dict, repr=False, init=False)
     _speeds: dict = field(default_factory=dict, repr=False, init=False)
 
@@ -137,9 +142,8 @@ class MeshLinks:
         """
         key = (source, target, partial, size)
         if key not in self._steps:
-            self._steps[key] = tuple(
-                step for step in self._plan_steps(source, target, partial, size) if self.shards(step.axes) > 1
-            )
+            steps = self._plan_steps(source, target, partial)
+            self._steps[key] = tuple(step.times(size) for step in steps if self.shards(step.axes) > 1)
         return self._steps[key]
 
     def classify(self, sources: np.ndarray, partial: np.ndarray, targets: np.ndarray) -> np.ndarray:
@@ -244,16 +248,18 @@ class MeshLinks:
         groups = places.transpose(*others, *spanned).reshape(-1, self.shards(axes)) // self.domain
         return min(int(np.unique(group, return_counts=True)[1].min()) for group in np.unique(groups, axis=0))
 
-    def _plan_steps(self, source: Layout, target: Layout, partial: int, size: int) -> list[ReshardStep]:
-        """Return the collectives of a reshard, including those over axes of one device.
+    def _plan_steps(self, source: Layout, target: Layout, partial: int) -> list[ReshardStep]:
+        """Return the collectives of a reshard of one byte, including those over axes of one device.
 
         The order keeps the bytes low: sum first (scattering where the target is sharded), then slice locally, which sends
         nothing, then permute, exchange between dimensions, and gather last.
         """
-        steps = []
+        if (source, target, partial) in self._plans:
+            return self._plans[source, target, partial]
+        self._plans[source, target, partial] = steps = list[ReshardStep]()
         masks = _find_masks(source, target, partial, self.scatterable)
         have, _, scattered, reduced, sliced, exchanged, gathered = masks
-        local_bytes = size / self.shards(have)
+        local_bytes = 1 / self.shards(have)
         layout = list(source)
         if scattered:
             n = self.shards(scattered)

@@ -135,11 +135,27 @@ class Moment(NamedTuple):
 
 
 @dataclass
+class KnownTables:
+    """Parts of the tables of a mesh, for the tables of another step on the same mesh, in the same order of its axes.
+
+    Attributes:
+      numbers: a number of the layouts of a class.
+      projections: what `LayoutTables._project` returned.
+      reshards: what `LayoutTables._make_reshard` returned.
+    """
+
+    numbers: dict[tuple[Layout, ...], int] = field(default_factory=dict)
+    projections: dict[tuple, tuple[np.ndarray, np.ndarray, np.ndarray]] = field(default_factory=dict)
+    reshards: dict[tuple, _Table] = field(default_factory=dict)
+
+
+@dataclass
 class LayoutTables:
     """The costs of all layouts on a mesh.
 
     Attributes:
       costs: the costs of one assignment.
+      known: what is known from other steps.
       layouts: the layouts of each class of nodes. A last class, with one empty layout, stands for the second end of arrays that
         pass from a class to itself.
       shards: the number of shards of each layout, for each class.
@@ -151,6 +167,7 @@ class LayoutTables:
     """
 
     costs: CostModel
+    known: KnownTables = field(default_factory=KnownTables)
     layouts: list[tuple[Layout, ...]] = field(init=False)
     shards: list[np.ndarray] = field(init=False)
     seconds: list[np.ndarray] = field(init=False)
@@ -161,18 +178,18 @@ class LayoutTables:
 
     def __post_init__(self) -> None:
         costs, links = self.costs, self.costs.links
-        start, known = costs.start(), {}
+        start, found = costs.start(), {}
         self.layouts = []
         for first in costs.first_of:
             node = costs.graph.nodes[first]
             key = (node.sizes, node.fixed, start[first] if first in costs.pinned else None)
-            if key not in known:
-                known[key] = (start[first],) if first in costs.pinned else find_layouts(node, links)
-            self.layouts.append(known[key])
+            if key not in found:
+                found[key] = (start[first],) if first in costs.pinned else find_layouts(node, links)
+            self.layouts.append(found[key])
         self.layouts.append(((),))
-        numbers: dict[tuple[Layout, ...], int] = {}
+        numbers = self.known.numbers
         self._alike = [numbers.setdefault(each, len(numbers)) for each in self.layouts]
-        masks = {each: np.array(each, dtype=np.int64).reshape(len(each), -1) for each in numbers}
+        masks = {each: np.array(each, dtype=np.int64).reshape(len(each), -1) for each in set(self.layouts)}
         self._masks = [masks[each] for each in self.layouts]
         self._counts = np.array([links.shards(axes) for axes in range(1 << len(links.sizes))], dtype=np.float64)
         self.shards = [np.broadcast_to(self._counts[union(each.T)], len(each)) for each in self._masks]
@@ -186,8 +203,6 @@ class LayoutTables:
         for node, size in costs.stored:
             number = costs.class_of[node]
             self.stored[number] += [costs.stored_bytes(node, size, layout) for layout in self.layouts[number]]
-        self._projections: dict = {}
-        self._known: dict[tuple, _Table] = {}
         self._add_pairs()
 
     def with_costs(self, costs: CostModel) -> LayoutTables:
@@ -270,9 +285,9 @@ class LayoutTables:
         kind = edge.kind if edge.kind in ("operand", "result") else None
         array = edge.source, edge.target, edge.partial, edge.bytes
         key = (*alike, *array, edge.count, edge.all_reduce_count, edge.behind, edge.together, edge.combined, kind)
-        if key not in self._known:
-            self._known[key] = self._make_reshard(bundle)
-        return self._known[key]
+        if key not in self.known.reshards:
+            self.known.reshards[key] = self._make_reshard(bundle)
+        return self.known.reshards[key]
 
     def _make_reshard(self, bundle: Bundle) -> _Table:
         edge, links = bundle.edge, self.costs.links
@@ -312,15 +327,15 @@ class LayoutTables:
         with all axes of the node if `whole`.
         """
         key = (self._alike[number], tuple(dims), tuple(partial), whole)
-        if key not in self._projections:
+        if key not in self.known.projections:
             masks = self._masks[number]
             nothing = np.zeros(len(masks), dtype=np.int64)
             columns = [nothing if dim is None else masks[:, dim] for dim in dims]
             last = union(masks.T) if whole else union([masks[:, dim] for dim in partial])
             layouts = np.stack([*columns, last + nothing], axis=1)
             first, index = _number_rows(layouts)
-            self._projections[key] = first, index, layouts[first]
-        return self._projections[key]
+            self.known.projections[key] = first, index, layouts[first]
+        return self.known.projections[key]
 
     def _join(self, a: int, b: int, tables: Mapping[int, _Table]) -> Pair:
         """Return the tables of several bundles between two classes, with common rows and columns."""

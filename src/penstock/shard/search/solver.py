@@ -23,7 +23,7 @@ from penstock.shard.mesh.resharding import MeshLinks, union
 from penstock.shard.search.baselines import WeightPairs, find_baselines, find_weight_pairs
 from penstock.shard.search.costs import GAP, Assignment, CostModel, Proof, build_costs
 from penstock.shard.search.exact import LEAST_ROUNDS, ROUNDS, WORK, Bound, ExactSearch
-from penstock.shard.search.layout_tables import LayoutTables
+from penstock.shard.search.layout_tables import KnownTables, LayoutTables
 from penstock.shard.trace.step import TracedStep
 
 _NEARLY_LEAST = 1.05
@@ -108,13 +108,17 @@ class MeshSearch:
     Args:
       orders: the costs of layouts on the mesh, in each order in which its axes may shard a dimension.
       baselines: where the search begins, besides the assignment that shards nothing.
+      known: what is known for the tables of each order of mesh axes.
     """
 
-    def __init__(self, orders: Sequence[CostModel], baselines: Sequence[Assignment]):
+    def __init__(
+        self, orders: Sequence[CostModel], baselines: Sequence[Assignment], known: dict[bool, KnownTables] | None = None
+    ):
         self.orders, self._baselines = orders, baselines
+        self.known = known = defaultdict(KnownTables) if known is None else known
         self._chosen: int | None = 0 if len(orders) == 1 else None
         self.found: dict[tuple[int, ...], Candidate] = {}
-        self._tables = functools.cache(lambda order: LayoutTables(orders[order]))
+        self._tables = functools.cache(lambda order: LayoutTables(orders[order], known[orders[order].links.last_is_major]))
 
     @property
     def tables(self) -> LayoutTables:
@@ -123,7 +127,7 @@ class MeshSearch:
 
     def with_live_ranges(self, live: LiveRanges) -> MeshSearch:
         """Return a search in which arrays are in memory at other times. It shares the tables of this one, without candidates."""
-        other = MeshSearch([replace(each, live_ranges=live) for each in self.orders], self._baselines)
+        other = MeshSearch([replace(each, live_ranges=live) for each in self.orders], self._baselines, self.known)
         other._tables = functools.cache(lambda order: self._tables(order).with_costs(other.orders[order]))
         return other
 
@@ -252,8 +256,12 @@ def prepare_meshes(
     constraints: Mapping[str, Any] | None,
     given_roles: Mapping[int, str],
     compiler: CompilerModel,
+    like: Sequence[PreparedMesh] = (),
 ) -> list[PreparedMesh]:
     """Build the search problem of each mesh that the user's constraints allow, in the order of the shapes.
+
+    Args:
+      like: meshes that were prepared for another form of the step, whose tables are used again.
 
     Raises:
       TypeError, ValueError: the constraints allow no shape; the error is about the first shape.
@@ -279,7 +287,8 @@ def prepare_meshes(
         costs = build_costs(model, shape, hardware, batch)
         orders = [costs.in_order(each) for each in _find_orders(model, costs.links)]
         baselines = find_baselines(orders[0], model, roles, pairs)
-        search = MeshSearch(orders, list(baselines.values()))
+        known = next((each.search.known for each in like if each.mesh_shape == shape), None)
+        search = MeshSearch(orders, list(baselines.values()), known)
         prepared.append(PreparedMesh(model, orders[0], search, shape, roles, batch, baselines))
     if not prepared:
         raise errors[0]
