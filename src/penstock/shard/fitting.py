@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from penstock.errors import SplitError
-from penstock.shard.recomputation import RecomputationSearch
+from penstock.shard.recomputation import Prepare, RecomputationSearch, fit_rank
 from penstock.shard.search.solver import MeshPlan, PreparedMesh, Solve, search_briefly, search_meshes
 from penstock.shard.trace.step import TracedStep
 
 NO_BATCH = 'no argument of the step has the role "batch": name it with roles={"its path": "batch"}'
 """The error of a step without a batch."""
-
-Prepare = Callable[[TracedStep, Sequence[dict[str, int]]], list[PreparedMesh]]
-"""Builds the search problem of a step on meshes."""
 
 
 class FittingSearch:
@@ -24,7 +21,7 @@ class FittingSearch:
     Args:
       traced: the step.
       prepared: the meshes, with the search problem of the step.
-      prepare: builds the search problem of a step on meshes.
+      prepare: builds the search problem of a changed step on these meshes.
       remat: as in `ps.plan`.
       microbatches: as in `ps.plan`.
       solve: searches meshes.
@@ -54,7 +51,6 @@ class FittingSearch:
         self._counts = self._find_counts(microbatches)
         self._prepared: dict[int, Sequence[PreparedMesh]] = {}
         self._recomputations: dict[int, RecomputationSearch] = {}
-        self._shapes = [each.mesh_shape for each in prepared]
         if 1 in self._counts:
             self._add(1, traced, prepared)
 
@@ -79,14 +75,14 @@ class FittingSearch:
         """Add the step in a number of parts."""
         self._prepared[count] = prepared
         if self._remat is not None:
-            self._recomputations[count] = RecomputationSearch(step, prepared, lambda step: self._prepare(step, self._shapes))
+            self._recomputations[count] = RecomputationSearch(step, prepared, self._prepare)
 
     def search(self, limit: float) -> MeshPlan:
         """Return the fastest plan that is found to fit a limit; if none fits, the plan of least memory of the whole batch."""
         best, count = self._search(self._counts[0], limit, self._solve), self._choose_count(limit)
         if count != self._counts[0]:
             found = self._search(count, limit, self._solve)
-            best = min(best, found, key=lambda plan: _rank(plan, limit)) if found.candidate.memory <= limit else best
+            best = min(best, found, key=lambda plan: fit_rank(plan, limit)) if found.candidate.memory <= limit else best
         assert best.proof is not None
         if self._remat is None and len(self._counts) == 1:
             return best
@@ -106,7 +102,7 @@ class FittingSearch:
                 if count == others[0]:
                     self._whole = str(error)
                 break
-            if _rank(found, limit) < _rank(best, limit):
+            if fit_rank(found, limit) < fit_rank(best, limit):
                 best, chosen = found, count
             elif best.candidate.memory <= limit:
                 break
@@ -120,7 +116,7 @@ class FittingSearch:
         """
         if count not in self._prepared:
             step = self._split(count)
-            self._add(count, step, self._prepare(step, self._shapes))
+            self._add(count, step, self._prepare(step))
         if count in self._recomputations:
             return self._recomputations[count].search(limit, solve)
         return solve(self._prepared[count], limit, math.inf)
@@ -150,9 +146,3 @@ class FittingSearch:
             about = [f"the batch runs in {count} parts of {rows} rows, one after the other, and their gradients are added up"]
         again = self._recomputations[count].describe(found) if self._recomputations else ()
         return (*about, *again)
-
-
-def _rank(plan: MeshPlan, limit: float) -> tuple[bool, float]:
-    """Return a key by which plans are in order: those that fit by their time, then the others by their memory."""
-    fits = plan.candidate.memory <= limit
-    return not fits, plan.candidate.seconds if fits else plan.candidate.memory

@@ -209,12 +209,15 @@ def plan_traced(
     # Memory is predicted for the compiler that decides.
     platform = compiler().platform if check else chosen.platform
 
-    def prepare(step: TracedStep, shapes: Sequence[dict[str, int]]) -> list[PreparedMesh]:
-        return prepare_meshes(step, shapes, chosen, constraints, named, COMPILER_MODELS[platform])
+    def prepare(step: TracedStep, like: Sequence[PreparedMesh] = ()) -> list[PreparedMesh]:
+        allowed = [each.mesh_shape for each in like] or shapes
+        return prepare_meshes(step, allowed, chosen, constraints, named, COMPILER_MODELS[platform], like)
 
     with without_collection():
-        prepared = prepare(traced, shapes)
-    fitting = FittingSearch(traced, prepared, prepare, options.remat, options.microbatches, solve)
+        prepared = prepare(traced)
+    fitting = FittingSearch(
+        traced, prepared, functools.partial(prepare, like=prepared), options.remat, options.microbatches, solve
+    )
     remark = describe_uneven_batch(prepared, traced)
     if remark is not None:
         warnings.warn(remark, stacklevel=3)

@@ -20,7 +20,7 @@ from scipy.sparse import coo_array
 
 from penstock._jax import ClosedJaxpr
 from penstock.shard.mesh.resharding import union
-from penstock.shard.search.solver import MeshPlan, PreparedMesh, Solve, evaluate, search_meshes
+from penstock.shard.search.solver import MeshPlan, PreparedMesh, Solve, search_meshes
 from penstock.shard.trace.calls import find_call, open_jaxpr
 from penstock.shard.trace.flat_program import ALIASES, RANDOM_NUMBERS, REDUCTIONS, Path
 from penstock.shard.trace.lines import Line, Lines, ScanLoop, is_literal, is_scan
@@ -504,12 +504,7 @@ def _needed(units: list[Unit], chosen: set[Value], dropped: set[Value]) -> set[V
 # Search for plans of steps that compute values again
 
 _SHARES = (1.0, 0.7, 0.4, 0.0)
-"""Parts of the bytes that may be kept, as far as the limit allows by the first layouts."""
-_NEARLY_FASTEST = 0.05
-"""Nothing else is searched if a choice takes so little more time than the step would if kept values took no memory, as a
-fraction. Other choices, and the step itself, can be faster by no more."""
-_SEARCHED = 2
-"""The most choices of what to compute again for which layouts are searched, for one limit."""
+"""Parts of the bytes that may be kept, as far as the limit allows by the first layouts, until a plan fits."""
 
 
 @dataclass(frozen=True)
@@ -529,11 +524,10 @@ class Choice:
     dropped: str
 
 
-def _rank(prepared: Sequence[PreparedMesh], limit: float) -> tuple[float, float]:
-    """Return the seconds of the fastest baseline within a limit, and the bytes of the smallest."""
-    found = [evaluate(each.costs, assignment) for each in prepared for assignment in each.baselines.values()]
-    fastest = min((each.seconds for each in found if each.memory <= limit), default=math.inf)
-    return fastest, min(each.memory for each in found)
+def fit_rank(plan: MeshPlan, limit: float) -> tuple[bool, float]:
+    """Return a key by which plans are in order: those that fit by their time, then the others by their memory."""
+    fits = plan.candidate.memory <= limit
+    return not fits, plan.candidate.seconds if fits else plan.candidate.memory
 
 
 class RecomputationSearch:
@@ -558,58 +552,49 @@ class RecomputationSearch:
     def search(self, limit: float, solve: Solve = search_meshes) -> MeshPlan:
         """Return the fastest plan within a limit that is found, of the step or of a step that computes values again.
 
-        If none fits, return the plan of the step itself, of least memory.
+        If none fits, return one of least memory.
 
         Args:
           solve: searches meshes.
         """
-        best: MeshPlan | None = None
-        fastest = math.inf
-        bound, choices = self._choose(limit, solve)
-        ranked = sorted(((_rank(each.prepared, limit), each) for each in choices), key=lambda each: each[0])
-        plain_rank = _rank(self._prepared, limit)
-        for rank, choice in ranked[:_SEARCHED]:
-            if math.isfinite(plain_rank[0]) and rank >= plain_rank:
+        found: list[MeshPlan] = []
+        for choice in self._choose(limit, solve):
+            found.append(solve(choice.prepared, limit, math.inf))
+            if found[-1].candidate.memory <= limit:
                 break
-            found = solve(choice.prepared, limit, fastest)
-            if found.candidate.memory <= limit and found.candidate.seconds < fastest:
-                best, fastest = found, found.candidate.seconds
-                assert best.proof is not None
-                if (best.proof.fastest or fastest) <= (1 + _NEARLY_FASTEST) * bound:
-                    return best
-        plain = solve(self._prepared, limit, fastest)
-        if best is None or (plain.candidate.memory <= limit and plain.candidate.seconds <= fastest):
-            return plain
-        return best
+        for each in self._prepared:
+            each.search.begin()
+        to_beat = found[-1].candidate.seconds if found and found[-1].candidate.memory <= limit else math.inf
+        if math.isfinite(to_beat) and all(math.isinf(each.search.fastest(limit)) for each in self._prepared):
+            return found[-1]  # no baseline of the step itself fits, and the search for other layouts takes as long again
+        return min((solve(self._prepared, limit, to_beat), *found), key=lambda plan: fit_rank(plan, limit))
 
     @functools.cached_property
     def _relaxed(self) -> list[PreparedMesh]:
         return [_without_kept(self._closed, each) for each in self._prepared]
 
-    def _choose(self, limit: float, solve: Solve) -> tuple[float, list[Choice]]:
-        """Return choices of what to compute again, so that a limit may be kept, and seconds that no choice takes less than.
+    def _choose(self, limit: float, solve: Solve) -> Iterator[Choice]:
+        """Yield choices of what to compute again, so that a limit may be kept. Each keeps fewer bytes than the one before.
 
         The layouts by which they are chosen are the fastest if what is kept for the backward pass takes no memory. Their time is
         the time of a step that computes nothing again.
         """
         found = solve(self._relaxed, limit, math.inf)
         if found.candidate.memory > limit:
-            return math.inf, []
+            return
         original = next(each for each in self._prepared if each.mesh_shape == found.prepared.mesh_shape)
         plan = original.plan(original.search.evaluate_assignment(found.candidate.assignment))
         excess = plan.candidate.memory - limit
         scopes = find_scopes(self._closed, plan) if excess > 0 else []
         if not scopes:
-            return plan.candidate.seconds, []
+            return
         scope = max(scopes, key=lambda each: each.kept_bytes)
-        chosen = dict.fromkeys(choose_recomputation(scope, excess, share) for share in _SHARES)
-        for each in chosen:
+        for each in dict.fromkeys(choose_recomputation(scope, excess, share) for share in _SHARES):
             recomputed = (each,)
             if recomputed not in self._choices:
                 step = self._traced.rewrite(replace(self._traced.rewriting, recomputed=recomputed))
-                problem = self._prepare(step)
-                self._choices[recomputed] = Choice(recomputed, problem, plan, scope.describe(each))
-        return plan.candidate.seconds, [self._choices[each,] for each in chosen]
+                self._choices[recomputed] = Choice(recomputed, self._prepare(step), plan, scope.describe(each))
+            yield self._choices[recomputed]
 
     def describe(self, found: MeshPlan) -> tuple[str, ...]:
         """Return a sentence about what a plan computes again; none if it keeps all values."""
