@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
 from penstock._bytes import counted, format_bytes
-from penstock.errors import PlanError
+from penstock.errors import CompileError, CompilerMemoryError, PlanError
+from penstock.shard.compiler import choose_compiler
 from penstock.shard.fitting import NO_BATCH
+from penstock.shard.hlo.analysis import Measured
+from penstock.shard.memory import warn_unchecked
 from penstock.shard.mesh.explicit_axes import automatic_axes
 from penstock.shard.plan import Plan
 from penstock.shard.planning import UNLIMITED, Options, plan_traced, trace_with
@@ -22,8 +24,8 @@ from penstock.shard.wording import format_seconds
 
 _NEARLY = 0.03
 """The search ends if the next larger batch is known not to fit, and is larger by at most this fraction."""
-_CONFIRMED = 3
-"""The most batch sizes that are compiled."""
+_COMPILATIONS = 6
+"""The most plans that are compiled, unless the compiler refuses all of them."""
 _MARGIN = 0.98
 """Factor on a corrected limit."""
 _PAYS = 0.01
@@ -98,7 +100,8 @@ def largest_batch(
     """Find the largest batch for which a plan fits the memory. Nothing is run or allocated.
 
     Batches of twice and half the rows are planned, then batches between the largest that fits and the next. The largest is
-    compiled as `plan` compiles a plan. If its program needs more or less memory than predicted, other sizes are compiled too.
+    compiled. If its program needs more or less memory than predicted, the search is repeated with a corrected limit: at most six
+    plans are compiled, unless none of them fits.
 
     Args:
       step, *args, **kwargs: as for `plan`. The leaves with the role "batch" get other numbers of rows, in their first dimension,
@@ -133,11 +136,7 @@ class _NotTracedError(ValueError):
 
 
 class _Search:
-    """The search for the largest batch of a step.
-
-    Attributes:
-      refused: the rows of the smallest batch whose program was found not to fit.
-    """
+    """The search for the largest batch of a step."""
 
     def __init__(self, traced: TracedStep, options: Options):
         self._traced, self._options = traced, options
@@ -150,10 +149,9 @@ class _Search:
         self._grain = math.lcm(math.gcd(self._given, first.device_count), parts)
         self._predicted: dict[tuple[int, int], Plan] = {}  # by rows and bytes
         self._too_large: set[tuple[int, int]] = set()
-        self.refused: int | None = None
 
     def run(self) -> BatchSizes:
-        """Return the batch sizes that fit. The largest is compiled if its prediction asks for it."""
+        """Return the batch sizes that fit. The largest is compiled, if `check` allows it."""
         while True:
             try:
                 return self._run()
@@ -163,34 +161,65 @@ class _Search:
                 self._grain *= 2  # the step may need rows in groups
 
     def _run(self) -> BatchSizes:
-        within, larger = self._limit, None
+        within, allowed, larger = self._limit, math.inf, list[int]()
         best: BatchSize | None = None
-        for compiled in itertools.count(1):
+        for _ in range(_COMPILATIONS):
             rows, not_predicted = self._largest(within)
             if best is not None and rows <= best.rows:
                 break
-            try:
-                best = BatchSize(rows, self._plan(rows, self._options))
-            except PlanError as error:
-                if rows <= self._grain:
-                    raise
-                needed = error.needed or 2 * self._limit
-                self.refused, within = rows, int(_MARGIN * within * self._limit / needed)
-                continue
+            if (rows, within) not in self._predicted:
+                break  # the smallest batch is not predicted to fit
+            plan = self._predicted[rows, within]
+            measured = self._compile(plan)
+            if measured is None:
+                best, larger = BatchSize(rows, plan), [not_predicted] if not_predicted else []
+                break
+            needed = measured.memory if isinstance(measured, Measured) else measured.needed or 2 * self._limit
+            corrected = _MARGIN * plan.cost.memory.total * self._limit / max(needed, 1)
+            if isinstance(measured, Measured) and needed <= self._limit:
+                best = BatchSize(rows, replace(plan, checked=measured))
+                larger += [not_predicted] if not_predicted else []
+                corrected = min(corrected, allowed)
+                if corrected <= within:
+                    break
+            else:
+                larger.append(rows)
+                allowed = corrected = min(corrected, allowed)
+            within = int(corrected)
+        if best is None:
+            rows = self._grain
+            best = BatchSize(rows, self._plan(rows, self._options))
             if best.plan.cost.memory.total > self._limit and best.plan.checked is None:
                 raise PlanError(
-                    f"no batch of {counted(self._grain, 'row')} or more is predicted to fit {format_bytes(self._limit)}: "
+                    f"no batch of {counted(rows, 'row')} or more is predicted to fit {format_bytes(self._limit)}: "
                     f"the step needs {format_bytes(best.memory)}"
                 )
-            larger = not_predicted
-            within = int(_MARGIN * best.plan.cost.memory.total * self._limit / max(best.memory, 1))
-            if compiled >= _CONFIRMED or within <= self._limit:
-                break
-        assert best is not None
         smaller = {rows: plan for (rows, _), plan in self._predicted.items() if rows < best.rows}
         doubled = [rows for rows in sorted(smaller) if math.log2(rows / self._start).is_integer()]
         sizes = [BatchSize(rows, smaller[rows]) for rows in doubled]
-        return BatchSizes((*sizes, best), larger if self.refused is None else self.refused)
+        return BatchSizes((*sizes, best), min((rows for rows in larger if rows > best.rows), default=None))
+
+    def _compile(self, plan: Plan) -> Measured | CompilerMemoryError | None:
+        """Return the compiler's figures for a plan, or that it needs too much memory; None if it is not compiled.
+
+        Raises:
+          CompileError: the plan does not compile, and `check` asks for it.
+        """
+        check = self._options.check
+        if check is False:
+            return None
+        assert plan.traced is not None
+        compiler = choose_compiler(check, plan.hardware, plan.device_count, plan.traced, plan.devices)
+        if compiler.compile is None:
+            warn_unchecked(plan, compiler.remark)
+            return None
+        (found,) = compiler.compile([plan])
+        if not isinstance(found, CompileError) or isinstance(found, CompilerMemoryError):
+            return found
+        if check:
+            raise found
+        warn_unchecked(plan, str(found))
+        return None
 
     @property
     def _start(self) -> int:
@@ -226,9 +255,7 @@ class _Search:
         return in_parts and two.rows_per_second < (1 + _PAYS) * one.rows_per_second
 
     def _fits(self, rows: int, within: int) -> bool:
-        """Return whether a batch is predicted to fit some bytes, and is smaller than those whose programs did not fit."""
-        if self.refused is not None and rows >= self.refused:
-            return False
+        """Return whether a batch is predicted to fit some bytes."""
         key = rows, within
         if key not in self._predicted and key not in self._too_large:
             self._too_large.add(key)

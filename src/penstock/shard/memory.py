@@ -119,7 +119,7 @@ def enforce_limit(
         return plan
     compiler = choose_compiler()
     if compiler.compile is None:
-        return _warn_unchecked(plan, compiler.remark)
+        return warn_unchecked(plan, compiler.remark)
     trials = _Trials(search, write, write_left, compiler.compile, baselines, limit, plan)
     try:
         trials.run(found, plan)
@@ -131,7 +131,7 @@ def enforce_limit(
         if check and not isinstance(error, CompilerFailedError):
             raise
         failed = replace(trials.current, compiler_failed=True)
-        return _warn_unchecked(failed, f"could not be compiled here to check that it fits: {error}")
+        return warn_unchecked(failed, f"could not be compiled here to check that it fits: {error}")
     if trials.fastest is None:
         trial = trials.smallest
         advice, options = advise(trial.needed, trial.plan.cost.memory.total)
@@ -402,7 +402,7 @@ def _costs_more_than_predicted(trial: _Trial) -> bool:
     return _seconds_of_program(trial) > _MORE_COSTLY * (predicted.compute + predicted.communication)
 
 
-def _warn_unchecked(plan: PlanRecord, reason: str) -> PlanRecord:
+def warn_unchecked(plan: PlanRecord, reason: str) -> PlanRecord:
     """Warn that a plan was not compiled, and return it."""
     warnings.warn(_describe_unchecked(plan, reason), stacklevel=5)
     return plan
