@@ -366,8 +366,10 @@ class _Trials:
             # Without the limit, a plan may be faster if this one is near it, or if a baseline is faster.
             if not best.near_limit and all(each.seconds >= best.cost.seconds for each in best.baselines.values()):
                 return None
-            within = min(within, best.cost.memory.total * self.limit / max(best.checked.memory, 1))
-            if within < _LEAST_RAISE * max(best.cost.memory.total, self.limit):
+            # Other plans need not exceed their predictions by as much as those that did not fit.
+            smallest = min((_LIMIT_MARGIN * each.plan.cost.memory.total for each in too_large), default=math.inf)
+            within = min(smallest, best.cost.memory.total * self.limit / max(best.checked.memory, 1))
+            if within < _LEAST_RAISE * (best.cost.memory.total if too_large else max(best.cost.memory.total, self.limit)):
                 return None
         found = self.search(within)
         prepared, assignment = found.prepared, found.candidate.assignment
