@@ -34,18 +34,28 @@ WHOLE = plan_of(deep, PARAMS, X, check=False).cost.memory.total
 TIGHT = WHOLE // 3
 
 
+def train(step, params, x):
+    losses = []
+    for _ in range(50):
+        params, loss = step(params, x)
+        losses.append(float(loss))
+    return losses
+
+
 @pytest.mark.parametrize("options", [{"remat": "auto"}, {"microbatches": "auto"}, {"microbatches": 4, "remat": "auto"}])
 def test_a_changed_step_fits_and_computes_the_same(options, tmp_path):
     plan = plan_of(deep, PARAMS, X, memory=TIGHT, check=True, **options)
     assert plan.checked.memory <= TIGHT
     rng = np.random.default_rng(0)
-    params, x = (rng.normal(0, 0.1, each.shape).astype("float32") for each in (PARAMS, X))
-    expected = jax.jit(deep)(params, x)
-    assert_close(plan.jit(deep)(plan.put(params), plan.put(x)), expected)
+    params, x = (rng.normal(0, scale, each.shape).astype("float32") for each, scale in ((PARAMS, 0.1), (X, 1.0)))
+    expected = train(jax.jit(deep), params, x)
+    assert expected[-1] < 0.9 * expected[0]
+    np.testing.assert_allclose(train(plan.jit(deep), plan.put(params), plan.put(x)), expected, rtol=1e-5)
+    assert plan.verify(arguments=(params, x)).difference < 1e-6
     plan.save(tmp_path / "plan.json")
     loaded = ps.Plan.load(tmp_path / "plan.json")
     assert loaded == plan
-    assert_close(loaded.jit(deep)(loaded.put(params), loaded.put(x)), expected)
+    assert_close(loaded.jit(deep)(loaded.put(params), loaded.put(x)), jax.jit(deep)(params, x))
     with pytest.raises(ValueError, match=r"changes the step.*use plan\.jit"):
         plan.code()
 
@@ -67,7 +77,7 @@ def test_all_decides_for_the_checkpoints_of_a_step_too(tmp_path):
     kept, free = (plan_of(checkpointed, PARAMS, X, check=False, remat=remat) for remat in ("auto", "all"))
     assert kept.cost != free.cost == plan_of(deep, PARAMS, X, check=False).cost
     rng = np.random.default_rng(0)
-    params, x = (rng.normal(0, 0.1, each.shape).astype("float32") for each in (PARAMS, X))
+    params, x = (rng.normal(0, scale, each.shape).astype("float32") for each, scale in ((PARAMS, 0.1), (X, 1.0)))
     expected = jax.jit(checkpointed)(params, x)
     free.save(tmp_path / "plan.json")
     for plan in (free, ps.Plan.load(tmp_path / "plan.json").bind(checkpointed, PARAMS, X)):

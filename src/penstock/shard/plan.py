@@ -23,7 +23,7 @@ from penstock.shard.record import PlanRecord, named_shardings
 from penstock.shard.serialization import load, save
 from penstock.shard.trace.modules import Shared, drop_static, mark_static, put_shared_back, take_shared_out, unmark_static
 from penstock.shard.trace.step import TracedStep, trace, tree_leaves
-from penstock.shard.verify import Verified, verify
+from penstock.shard.verify import Verified, compare_results, verify
 
 _DECIDED_BY_PLAN = frozenset(["in_shardings", "out_shardings", "static_argnums", "static_argnames", "donate_argnames"])
 
@@ -263,7 +263,7 @@ class Plan(PlanRecord):
             put = jax.tree_util.tree_unflatten(structure, leaves)
         return self._restore(put, surrounding, shared)
 
-    def verify(self, topology: str | None = None, *, baselines: bool = False) -> Verified:
+    def verify(self, topology: str | None = None, *, baselines: bool = False, arguments: tuple | None = None) -> Verified:
         """Compile the step with the plan, and compare the compiler's figures with the prediction.
 
         Args:
@@ -271,17 +271,24 @@ class Plan(PlanRecord):
             4 hosts of 8 GPUs. It needs `pip install "penstock[tpu]"` or `pip install "penstock[gpu-compiler]"`. None compiles
             for the devices that are present, or for virtual CPU devices in another process if there are too few.
           baselines: whether to compile the baselines (`alternatives`) too, one after the other.
+          arguments: all arguments of the step, as `put` takes them, keyword arguments last. The step is run with them on the
+            devices of the plan, as it was written and as planned. The result has the largest difference.
 
         Returns:
           The predicted cost and the compiler's figures; `print` shows them side by side, with the baselines below.
 
         Raises:
           ValueError: the plan was loaded and is not bound to its step or has no alternatives, there is no such topology, or it
-            has another number of devices.
+            has another number of devices. As for `put`, if arguments are given.
           CompileError: the step does not compile, or the compiler gave no answer. A baseline that does not compile raises none.
         """
         with automatic_axes():
-            return verify(self, self.traced, self.devices, topology, self.alternatives if baselines else {})
+            verified = verify(self, self.traced, self.devices, topology, self.alternatives if baselines else {})
+        if arguments is None:
+            return verified
+        leaves, mesh = jax.tree_util.tree_leaves(mark_static(self.put(arguments))), self._devices_mesh()
+        with automatic_axes(mesh):
+            return replace(verified, difference=compare_results(self, self._bound(), mesh, to_automatic(leaves)))
 
     def save(self, path: str | Path) -> None:
         """Write the plan to a file, as JSON.

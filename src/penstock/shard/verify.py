@@ -1,4 +1,4 @@
-"""Compile a plan, and compare the compiler's memory, FLOPs and collectives with the prediction."""
+"""Compare the compiler's memory, FLOPs and collectives with those of a plan, and its results with those of the step."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import jax
+import numpy as np
+from jax.extend.core import jaxpr_as_fun
+
 from penstock._bytes import format_bytes
 from penstock.errors import CompileError
+from penstock.shard.apply.sharding_constraints import insert_constraints
 from penstock.shard.compiler import compile_plan
 from penstock.shard.hlo.analysis import Measured
 from penstock.shard.hlo.topologies import find_topology
@@ -26,6 +31,8 @@ class Verified:
       measured: the compiler's figures.
       limit: bytes that one device may hold.
       baselines: the same for each baseline that was compiled too, or the error that the compiler raised.
+      difference: by how much a number that the planned step returns differs from that of the step as it was written, at most, as
+        a fraction of the largest number in its array. NaN for a number that only one of them returns; None if neither ran.
 
     Examples:
       >>> import jax
@@ -42,6 +49,7 @@ class Verified:
     measured: Measured
     limit: int
     baselines: Mapping[str, Verified | CompileError] = field(default_factory=dict)
+    difference: float | None = None
 
     @property
     def fits(self) -> bool:
@@ -79,6 +87,8 @@ class Verified:
         lines += [f"predicted: {sentence}" for sentence in cost.unknown]
         lines += [f"compiler: {sentence}" for sentence in measured.unknown]
         lines.append(f"memory limit {format_bytes(self.limit)}: {'kept' if self.fits else 'NOT KEPT'}")
+        if self.difference is not None:
+            lines.append(f"results: within {self.difference:.1e} of the step as written")
         return "\n".join([*lines, *(_baseline_table(self) if self.baselines else ())])
 
 
@@ -122,6 +132,34 @@ def verify(
             return error
 
     return replace(compiled(plan), baselines={name: attempted(record) for name, record in baselines.items()})
+
+
+def compare_results(plan: PlanRecord, traced: TracedStep, mesh: Any, leaves: Sequence[Any]) -> float:
+    """Run a step as it was written and as planned, and return `Verified.difference`.
+
+    Args:
+      mesh: the mesh of the plan.
+      leaves: the leaves of the arguments, on the mesh with the shardings of the plan.
+    """
+    planned = insert_constraints(traced.rewritten(plan.rewriting), plan.sharding_constraints, mesh)
+    runs = [_numbers(jax.jit(step)(*leaves)) for step in (jaxpr_as_fun(traced.closed), planned)]
+    return max((_difference(*each) for each in zip(*runs, strict=True) if each[0].size), default=0.0)
+
+
+def _numbers(results: Sequence[Any]) -> list[np.ndarray]:
+    """Return arrays on the host; keys of random numbers as integers."""
+    keys = [jax.numpy.issubdtype(each.dtype, jax.dtypes.prng_key) for each in results]
+    return [np.asarray(jax.random.key_data(each) if is_key else each) for each, is_key in zip(results, keys, strict=True)]
+
+
+def _difference(expected: np.ndarray, found: np.ndarray) -> float:
+    kind = np.complex128 if np.iscomplexobj(expected) else np.float64
+    expected, found = expected.astype(kind), found.astype(kind)
+    differs = ~((expected == found) | (np.isnan(expected) & np.isnan(found)))
+    if not differs.any():
+        return 0.0
+    with np.errstate(invalid="ignore"):
+        return float(np.abs(found - expected)[differs].max() / np.nanmax(np.abs(expected)))
 
 
 def _baseline_table(plan: Verified) -> list[str]:
