@@ -10,6 +10,8 @@ at the peak, and then the bytes of each collective over its link.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import sys
 import time
 import warnings
 
@@ -30,6 +32,8 @@ POLICIES = {
     "dots without batch dims": "dots_with_no_batch_dims_saveable",
 }
 AUTO = 'remat="auto"'
+_HOPELESS = 2
+"""A step whose smallest plan is predicted to need so many times the limit is not compiled. No prediction was further off."""
 
 
 Found = tuple[float, float, float]
@@ -41,14 +45,18 @@ def attempt(case: real.Case, limit: int, remat: str | None) -> Found | None:
     begin = time.perf_counter()
     options = Options(devices=case.devices, memory=limit, check=case.topology, remat=remat)
     traced = trace_with(options, case.step, (jax.eval_shape(case.init), case.batch), {})
-    try:
-        with automatic_axes():
-            plan = plan_traced(traced, options)  # without options of a refusal
-    except ps.PlanError:
-        return None
-    assert plan.checked is not None
-    seconds = plan.checked.seconds(find_hardware(plan.hardware), "bfloat16", plan.mesh_shape)
-    return seconds, plan.checked.memory, time.perf_counter() - begin
+    found = None
+    with automatic_axes(), contextlib.suppress(ps.PlanError):
+        predicted = plan_traced(traced, options.by_prediction())
+        if predicted.cost.memory.total > _HOPELESS * limit:
+            return None
+        begin = time.perf_counter()
+        plan = plan_traced(traced, options)  # without options of a refusal
+        assert plan.checked is not None
+        seconds = plan.checked.seconds(find_hardware(plan.hardware), "bfloat16", plan.mesh_shape)
+        found = seconds, plan.checked.memory, time.perf_counter() - begin
+    print(f"{case.name}, {format_bytes(limit)}, remat={remat}: {found}, {time.perf_counter() - begin:.0f} s", file=sys.stderr)
+    return found
 
 
 def plan_limits(case: real.Case, limits: list[int], remat: str | None) -> list[Found | None]:
