@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from tests.shard.plans import collective, cost
 from tests.shard.steps import mlp, mlp_step, rows, while_loop
@@ -11,7 +12,7 @@ from penstock.errors import CompileError
 from penstock.shard.compiler import compile_plan
 from penstock.shard.hlo.analysis import Measured
 from penstock.shard.hlo.collectives import Collective
-from penstock.shard.verify import Verified
+from penstock.shard.verify import Verified, largest_difference
 from penstock.shard.wording import about_collectives
 
 
@@ -100,3 +101,19 @@ def test_a_plan_that_does_not_compile_raises_with_baselines_too(monkeypatch):
     monkeypatch.setattr("penstock.shard.verify.compile_plan", refuse)
     with pytest.raises(CompileError, match="no such layout"):
         plan.verify(baselines=True)
+
+
+@pytest.mark.parametrize(
+    ("expected", "found", "difference"),
+    [
+        ([[1.0, np.inf]], [[2.0, np.inf]], 1.0),  # relative to the finite numbers
+        ([[1.0], [np.nan, 2.0]], [[1.0], [np.nan, 1.0]], 0.5),
+        ([[4.0], [1.0]], [[3.0], [np.nan]], np.nan),  # in the second array too
+        ([[1.0], [1.0]], [[np.inf], [1.0]], np.nan),
+        ([[0.0]], [[1.0]], np.inf),
+        ([[7], []], [[7], []], 0.0),
+    ],
+)
+def test_the_largest_difference_of_results_is_found(expected, found, difference):
+    one, other = ([np.array(each) for each in every] for every in (expected, found))
+    assert largest_difference(one, other) == pytest.approx(difference, nan_ok=True)

@@ -1,4 +1,4 @@
-"""Compare the compiler's memory, FLOPs and collectives with those of a plan, and its results with those of the step."""
+"""Compare a plan with its compiled program: memory, FLOPs, collectives, and the results of the step."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
 from penstock._bytes import format_bytes
+from penstock.data.tree import is_key
 from penstock.errors import CompileError
 from penstock.shard.apply.sharding_constraints import insert_constraints
 from penstock.shard.compiler import compile_plan
@@ -31,8 +32,8 @@ class Verified:
       measured: the compiler's figures.
       limit: bytes that one device may hold.
       baselines: the same for each baseline that was compiled too, or the error that the compiler raised.
-      difference: by how much a number that the planned step returns differs from that of the step as it was written, at most, as
-        a fraction of the largest number in its array. NaN for a number that only one of them returns; None if neither ran.
+      difference: the largest difference between the results of the step as written and as planned (`largest_difference`); None
+        if they did not run.
 
     Examples:
       >>> import jax
@@ -142,14 +143,25 @@ def compare_results(plan: PlanRecord, traced: TracedStep, mesh: Any, leaves: Seq
       leaves: the leaves of the arguments, on the mesh with the shardings of the plan.
     """
     planned = insert_constraints(traced.rewritten(plan.rewriting), plan.sharding_constraints, mesh)
-    runs = [_numbers(jax.jit(step)(*leaves)) for step in (jaxpr_as_fun(traced.closed), planned)]
-    return max((_difference(*each) for each in zip(*runs, strict=True) if each[0].size), default=0.0)
+    runs = [[_numbers(each) for each in jax.jit(step)(*leaves)] for step in (jaxpr_as_fun(traced.closed), planned)]
+    return largest_difference(*runs)
 
 
-def _numbers(results: Sequence[Any]) -> list[np.ndarray]:
-    """Return arrays on the host; keys of random numbers as integers."""
-    keys = [jax.numpy.issubdtype(each.dtype, jax.dtypes.prng_key) for each in results]
-    return [np.asarray(jax.random.key_data(each) if is_key else each) for each, is_key in zip(results, keys, strict=True)]
+def _numbers(result: jax.Array) -> np.ndarray:
+    """Return an array on the host; keys of random numbers as integers."""
+    return np.asarray(jax.random.key_data(result) if is_key(result) else result)
+
+
+def largest_difference(expected: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> float:
+    """Return by how much a number differs at most, as a fraction of the largest finite number that is expected in its array.
+
+    It is infinite if this is zero, and NaN if numbers differ that are not finite.
+
+    >>> largest_difference([np.array([1.0, 4.0])], [np.array([1.0, 3.0])])
+    0.25
+    """
+    each = [_difference(*pair) for pair in zip(expected, found, strict=True)]
+    return float(np.max(each, initial=0.0))  # NaN if one of them is
 
 
 def _difference(expected: np.ndarray, found: np.ndarray) -> float:
@@ -158,8 +170,10 @@ def _difference(expected: np.ndarray, found: np.ndarray) -> float:
     differs = ~((expected == found) | (np.isnan(expected) & np.isnan(found)))
     if not differs.any():
         return 0.0
-    with np.errstate(invalid="ignore"):
-        return float(np.abs(found - expected)[differs].max() / np.nanmax(np.abs(expected)))
+    if not np.isfinite([expected[differs], found[differs]]).all():
+        return float("nan")
+    scale = np.abs(expected[np.isfinite(expected)]).max()
+    return float(np.abs(found[differs] - expected[differs]).max() / scale) if scale else float("inf")
 
 
 def _baseline_table(plan: Verified) -> list[str]:
