@@ -42,10 +42,9 @@ Found = tuple[float, float, float]
 
 def attempt(case: real.Case, limit: int, remat: str | None) -> Found | None:
     """Return what is known of the program of the fastest plan; None if none fits."""
-    begin = time.perf_counter()
     options = Options(devices=case.devices, memory=limit, check=case.topology, remat=remat)
     traced = trace_with(options, case.step, (jax.eval_shape(case.init), case.batch), {})
-    found = None
+    found, begin = None, time.perf_counter()
     with automatic_axes(), contextlib.suppress(ps.PlanError):
         predicted = plan_traced(traced, options.by_prediction())
         if predicted.cost.memory.total > _HOPELESS * limit:

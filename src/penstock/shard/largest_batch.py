@@ -161,7 +161,7 @@ class _Search:
                 self._grain *= 2  # the step may need rows in groups
 
     def _run(self) -> BatchSizes:
-        within, allowed, larger = self._limit, math.inf, list[int]()
+        within, allowed, larger = self._limit, math.inf, list[int | None]()
         best: BatchSize | None = None
         for _ in range(_COMPILATIONS):
             rows, not_predicted = self._largest(within)
@@ -172,19 +172,19 @@ class _Search:
             plan = self._predicted[rows, within]
             measured = self._compile(plan)
             if measured is None:
-                best, larger = BatchSize(rows, plan), [not_predicted] if not_predicted else []
+                best = BatchSize(rows, plan)
+                larger.append(not_predicted)
                 break
             needed = measured.memory if isinstance(measured, Measured) else measured.needed or 2 * self._limit
-            corrected = _MARGIN * plan.cost.memory.total * self._limit / max(needed, 1)
+            corrected = min(allowed, _MARGIN * plan.cost.memory.total * self._limit / max(needed, 1))
             if isinstance(measured, Measured) and needed <= self._limit:
                 best = BatchSize(rows, replace(plan, checked=measured))
-                larger += [not_predicted] if not_predicted else []
-                corrected = min(corrected, allowed)
+                larger.append(not_predicted)
                 if corrected <= within:
                     break
             else:
                 larger.append(rows)
-                allowed = corrected = min(corrected, allowed)
+                allowed = corrected
             within = int(corrected)
         if best is None:
             rows = self._grain
@@ -197,7 +197,7 @@ class _Search:
         smaller = {rows: plan for (rows, _), plan in self._predicted.items() if rows < best.rows}
         doubled = [rows for rows in sorted(smaller) if math.log2(rows / self._start).is_integer()]
         sizes = [BatchSize(rows, smaller[rows]) for rows in doubled]
-        return BatchSizes((*sizes, best), min((rows for rows in larger if rows > best.rows), default=None))
+        return BatchSizes((*sizes, best), min((rows for rows in larger if rows and rows > best.rows), default=None))
 
     def _compile(self, plan: Plan) -> Measured | CompilerMemoryError | None:
         """Return the compiler's figures for a plan, or that it needs too much memory; None if it is not compiled.
