@@ -178,7 +178,7 @@ def test_the_largest_batch_in_parts_is_the_largest_in_so_many():
         return deep(params, jnp.zeros((len(small), WIDTH)).at[:, 0].set(small))
 
     options = {"mesh": {"data": 8}, "hardware": "tpu-v5e", "memory": TIGHT, "check": False}
-    sizes = ps.largest_batch(step, PARAMS, jax.ShapeDtypeStruct((16 * ROWS,), "float32"), **options, microbatches="auto")
+    sizes = ps.largest_batch(step, PARAMS, jax.ShapeDtypeStruct((64 * ROWS,), "float32"), **options, microbatches="auto")
     parts = sizes.largest.plan.rewriting.microbatches
     assert parts > 1
     assert sizes.refused is None  # any batch fits, in more parts
